@@ -89,7 +89,12 @@ class WorkerFailed(PlimsollError):
 
 
 class WeightSyncError(PlimsollError):
-    """A rollout engine that samples with weights other than the trainer's."""
+    """A rollout engine that samples with weights other than the trainer's.
+
+    New processes may well have the same, if something went wrong on the way.
+    """
+
+    fault = "error"
 
 
 class Interrupted(PlimsollError):

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 from choice import slow
-from commands import GRPO, PPO, cut_off, metrics, run, run_here, write_config, write_task
+from commands import GRPO, PPO, VLLM, cut_off, metrics, run, run_here, write_config, write_task
 
 REWARD = '''
 import os, signal
@@ -29,6 +29,24 @@ def reward(trajectory):
         os.kill(os.getpid(), signal.SIGKILL)
     return float(len(trajectory.response_text) % 3)
 '''
+ENVIRONMENT = """
+import os, signal
+from pathlib import Path
+from plimsoll.environment.protocol import Step
+
+class TwoTurns:
+    def reset(self, row):
+        self.turn = 0
+
+    async def step(self, reply):
+        self.turn += 1
+        if self.turn == 2:
+            with Path("ended").open("a") as file:
+                file.write("x")
+            if str(Path("ended").stat().st_size) == os.environ.get("KILLED_AT_END"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return Step("1+1=", self.turn == 2, reward=0.5)
+"""
 STEPS = 3
 
 
@@ -74,6 +92,27 @@ def test_nothing_that_ended_is_sampled_or_scored_twice(home: Path, at: int) -> N
     # The requests whose responses were being scored when the process was killed are asked again.
     assert sum(twice.values()) <= 8
     assert not (again / "journal.bin").exists()
+
+
+@pytest.mark.engine
+def test_an_episode_that_ended_is_not_played_again_though_its_group_goes_on(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    (tmp_path / "own_two_turns.py").write_text(ENVIRONMENT)
+    made = copy.deepcopy(GRPO) | {
+        "run": {"directory": "run", "steps": 2},
+        "batch": {"prompts": 2, "responses": 4, "micro_batch_tokens": 400},
+        "environments": {"turns": {"name": "own_two_turns.py:TwoTurns", "max_turns": 3}},
+    }
+    made["environments"]["turns"] |= {"max_tokens": 40, "process": False}
+    made["rollout"] |= VLLM | {"sampling": {"max_new_tokens": 4}}
+    made["cluster"] = {"where": "ray", "threads": 1}
+    write_config(tmp_path, "grpo", made)
+    killed = run(tmp_path, "grpo", "grpo.yaml", environment={"KILLED_AT_END": "7"})
+    assert killed.code == -signal.SIGKILL, killed.err
+    done = run(tmp_path, "grpo", "grpo.yaml", "--run.resume", "auto")
+    assert done.code == 0, done.err
+    # The episode that killed the process was not kept yet.
+    assert len((tmp_path / "ended").read_text()) == 2 * 2 * 4 + 1
 
 
 def test_other_settings_sample_anew(home: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_each_time_ends_as_it_did(
     told["PYTHONPATH"] = str(home / "hopeless-site")
     outcome = run(home, *words, "--run.notify", url, environment=told, supervised=True)
     assert outcome.code == -signal.SIGKILL
-    assert "2 faults within an hour, and run.restarts is 1" in outcome.err
+    assert "2 faults of the machine within an hour, and run.restarts is 1" in outcome.err
     killed, last = [text for text in texts if "ended by signal 9" in text]
     assert "The run is started again after step 2" in killed
     assert "The run is not started again: 2 faults" in last

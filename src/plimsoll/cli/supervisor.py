@@ -27,9 +27,9 @@ from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.output import tell
 from plimsoll.run.phases import CurrentPhase, read_current_phase
+from plimsoll.run.restarts import count_of, recent
 from plimsoll.run.supervised import BEAT_SECONDS, VARIABLE, OpenRun, read_open_run
 
-_HOUR = 3600.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 """Seconds before the first and before a later start; each wait is four times the one before."""
 _TRACKERS_SECONDS = 10.0
@@ -66,9 +66,19 @@ class Attempt:
         """Whether it ended without a word."""
         return self.open is not None and self.end is None
 
+    @property
+    def is_error(self) -> bool:
+        """Whether it ended by an error of the data or the program, not by a fault of the machine."""
+        return self.end is not None and self.end.fault == "error"
+
+    @property
+    def step(self) -> int:
+        """The step that was under way; 0 before the first."""
+        return self.end.step if self.end is not None else 0 if self.now is None else self.now.step
+
     def same_error(self, other: Attempt) -> bool:
         """Return whether both ended by the same error of the same step, apart from numbers."""
-        if self.end is None or other.end is None or self.end.fault != "error":
+        if self.end is None or other.end is None or not self.is_error:
             return False
         texts = [re.sub(r"\d+", "", end.why) for end in (self.end, other.end)]
         return self.end.step == other.end.step and texts[0] == texts[1]
@@ -96,7 +106,7 @@ def supervise(words: Sequence[str]) -> int:
             _tell_webhook(last, text)
         if reason is not None:
             return _end_alike(last.code)
-        wait = min(_FIRST_WAIT * 4 ** (_recent(attempts) - 1), _LONGEST_WAIT)
+        wait = min(_FIRST_WAIT * 4 ** (recent(_times_alike(attempts)) - 1), _LONGEST_WAIT)
         if signal.sigtimedwait(_ASKS, wait) is not None:
             return Interrupted.exit_code
 
@@ -108,21 +118,38 @@ def why_not_again(attempts: Sequence[Attempt]) -> str | None:
         return ""
     if last.end is not None and last.end.fault == "none":
         return ""
-    if len(attempts) > 1 and last.same_error(attempts[-2]):
+    if any(last.same_error(other) for other in attempts[:-1]):
         return (
-            f"The run is not started again: step {last.end.step if last.end else 0} ended by the "
-            "same error twice, so that its data or the program is at fault, not the machine"
+            f"The run is not started again: step {last.step} ended by the same error twice, so "
+            "that its data or the program is at fault, not the machine"
         )
-    if _recent(attempts) > last.open.restarts:
+    number = recent(_times_alike(attempts))
+    if number > last.open.restarts:
         return (
-            f"The run is not started again: {_recent(attempts)} faults within an hour, and "
-            f"run.restarts is {last.open.restarts}"
+            f"The run is not started again: {number} {_kind(last)} within an hour, and "
+            f"run.restarts is {last.open.restarts}{_first_text(attempts, number)}"
         )
     return None
 
 
-def _recent(attempts: Sequence[Attempt]) -> int:
-    return sum(attempt.at > attempts[-1].at - _HOUR for attempt in attempts)
+def _times_alike(attempts: Sequence[Attempt]) -> list[float]:
+    """Return the ends of the attempts that count together with the last one."""
+    return [attempt.at for attempt in attempts if attempt.is_error == attempts[-1].is_error]
+
+
+def _kind(attempt: Attempt) -> str:
+    return "errors" if attempt.is_error else "faults of the machine"
+
+
+def _first_text(attempts: Sequence[Attempt], number: int) -> str:
+    """Return a sentence on the first of the last attempts that count together."""
+    alike = [attempt for attempt in attempts if attempt.is_error == attempts[-1].is_error][-number:]
+    first = alike[0]
+    why = first.end.why if first.end is not None else f"the process ended by code {first.code}"
+    rows = (
+        ", each in this step: its rows may be at fault" if len({a.step for a in alike}) == 1 else ""
+    )
+    return f". The first, in step {first.step}{rows}: {why}"
 
 
 def _tell_webhook(last: Attempt, text: str) -> None:
@@ -152,8 +179,8 @@ def _start_text(attempts: Sequence[Attempt]) -> str:
     latest = RunDirectory(Path(last.open.directory)).latest_checkpoint()
     start = "from its beginning" if latest is None else f"after step {latest[0]}"
     return (
-        f"The run is started again {start}{fewer} ({_recent(attempts)} of "
-        f"{last.open.restarts} times in an hour: run.restarts)"
+        f"The run is started again {start}{fewer} "
+        f"({count_of(_times_alike(attempts), last.open.restarts, _kind(last))})"
     )
 
 

@@ -115,6 +115,11 @@ def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
     return _mark(_EPISODES, environments)
 
 
+def is_of_episodes(reward: partial[Any]) -> bool:
+    """Return whether a reward needs objects of the episode; see `reads_episodes`."""
+    return getattr(reward.func, _EPISODES, None) is not None
+
+
 @dataclass(frozen=True)
 class Voting:
     """The functions with which votes take answers from responses and compare them.

@@ -189,7 +189,8 @@ class Continuous(Source):
         if found is not None and self._is_fresh(found, version):
             return found
         seeds = np.random.SeedSequence([self._work.config.run.seed, place, version])
-        scored = await self._answer(prompt, int(seeds.generate_state(1)[0]), place)
+        seed = int(seeds.generate_state(1)[0])
+        scored = await self._answer(prompt, seed, place, journal.within(version))
         journal.keep(scored)
         return scored
 
@@ -205,8 +206,9 @@ class Continuous(Source):
         self._failed(failure)
 
 
-SamplePrompt = Callable[[Prompt, int, int], Awaitable[Scored]]
-"""Samples and scores the group of a prompt. Args: the prompt, a seed, the group's number."""
+SamplePrompt = Callable[[Prompt, int, int, GroupJournal], Awaitable[Scored]]
+"""Samples and scores the group of a prompt. Args: the prompt, a seed, the group's number, and the
+journal of its episodes."""
 
 
 def prompt_sampler(live: Live, ask: Ask, on_failure: OnFailure) -> SamplePrompt:
@@ -217,9 +219,13 @@ def prompt_sampler(live: Live, ask: Ask, on_failure: OnFailure) -> SamplePrompt:
     if environments is not None:
         shared = sampling, responses, submit, on_failure, live.scorer.source
         floor = Floor(environments, ask, *shared)
-        return lambda prompt, seed, group: play_group(floor, prompt, seed, group, group * responses)
 
-    def answer(prompt: Prompt, seed: int, group: int) -> Awaitable[Scored]:
+        def play(prompt: Prompt, seed: int, group: int, journal: GroupJournal) -> Awaitable[Scored]:
+            return play_group(floor, prompt, seed, group, group * responses, journal)
+
+        return play
+
+    def answer(prompt: Prompt, seed: int, group: int, _: GroupJournal) -> Awaitable[Scored]:
         settings = responses, sampling, seed, submit, on_failure
         return answer_group(ask, prompt, *settings, group)
 

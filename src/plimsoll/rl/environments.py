@@ -25,6 +25,7 @@ from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.turn_codec import ReadReply, TurnCodec
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
+from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments, Player
 from plimsoll.rollout.protocol import calls_by_engine
@@ -127,7 +128,8 @@ def set_up(spec: RunSpec[RlConfig], kinds: EnvironmentKinds, scorer: Scorer) -> 
     }
     config = spec.config
     at_once = episodes_at_once(config.environments, config.rollout, usable_cores())
-    return Environments(players, at_once, scorer.loop, asyncio.Semaphore(at_once))
+    kept = not any(is_of_episodes(s.rule.function) for s in scorer.rules if s.rule.function)
+    return Environments(players, at_once, kept, scorer.loop, asyncio.Semaphore(at_once))
 
 
 def _player(

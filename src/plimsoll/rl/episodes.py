@@ -131,12 +131,15 @@ class Environments:
     Attributes:
         players: the player of each environment, by its name in the config.
         at_once: the most episodes in flight.
+        kept: whether the journal keeps an episode when it ends, not only with its scored group. It
+            has no objects there, which some rewards read.
         loop: the event loop in which they are played.
         places: limits the episodes in flight, of training and of evaluations together.
     """
 
     players: Mapping[str, Player]
     at_once: int
+    kept: bool
     loop: asyncio.AbstractEventLoop
     places: asyncio.Semaphore
 
@@ -215,7 +218,7 @@ def play_groups(
             if (found := group.find([prompts[i]] * responses)) is not None:
                 return found
             numbers = first_group + i, i * responses
-            scored = await play_group(floor, prompts[i], seeds[i], *numbers)
+            scored = await play_group(floor, prompts[i], seeds[i], *numbers, group)
             group.keep(scored)
             return scored
 
@@ -225,13 +228,14 @@ def play_groups(
 
 
 async def play_group(
-    floor: Floor, prompt: Prompt, seed: int, group: int, first_episode: int
+    floor: Floor, prompt: Prompt, seed: int, group: int, first_episode: int, journal: GroupJournal
 ) -> Scored:
     """Play the episodes of a prompt as a group with this number; return it with its rewards.
 
     Its failures are returned instead if one of the episodes failed. Episodes are numbered from
-    `first_episode`.
+    `first_episode`; those of the journal are not played again.
     """
+    journal = journal if floor.environments.kept else NO_JOURNAL
     rules = floor.environments.player_of(prompt).rules
     failures: list[RewardFailure] = []
 
@@ -242,7 +246,15 @@ async def play_group(
         floor.on_failure(failure)
 
     episodes = await side_by_side(
-        _episode(floor, prompt, seed, number, first_episode + number, note_failure)
+        _episode(
+            floor,
+            prompt,
+            seed,
+            number,
+            first_episode + number,
+            note_failure,
+            journal.within(number),
+        )
         for number in range(floor.responses)
     )
     played = [replace(t, group=group) for t in episodes if t is not None]
@@ -258,10 +270,12 @@ async def _episode(
     number: int,
     place: int,
     note_failure: Callable[[Failed, int], None],
+    journal: GroupJournal,
 ) -> Trajectory | None:
     """Play an episode and return its trajectory, or None if every try failed.
 
-    If the environment fails, the episode is played again from its beginning.
+    If the environment fails, the episode is played again from its beginning. If the journal has it,
+    it is not played.
 
     Args:
         floor: what the episodes in flight share.
@@ -270,7 +284,11 @@ async def _episode(
         number: the number of the episode in its group.
         place: the number of the episode among all episodes.
         note_failure: called after each failed try, with the number of tries that are left.
+        journal: has the episode if it ended before a crash.
     """
+    if (found := journal.find_episode(prompt)) is not None:
+        floor.end()
+        return found
     player = floor.environments.player_of(prompt)
     retries = player.rules.config.retries
     for attempt in range(1 + retries):
@@ -281,6 +299,7 @@ async def _episode(
             except EnvironmentFailed as error:
                 note_failure(error.failed, retries - attempt)
             else:
+                journal.keep_episode(trajectory)
                 floor.end()
                 return trajectory
     floor.end()

@@ -1,4 +1,4 @@
-"""Find groups in the journal that were scored before a crash, and keep those that are scored."""
+"""Keep groups and episodes in the journal, and find those of before a crash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from plimsoll.records import Prompt
+from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import Scored
 from plimsoll.run.journal import Journal, RecordKey
 
@@ -48,6 +48,15 @@ class GroupJournal:
         if not future.cancelled() and future.exception() is None:
             self.keep(future.result())
 
+    def find_episode(self, prompt: Prompt) -> Trajectory | None:
+        """Return the episode under this key, which is not scored yet, if it is there."""
+        found = self.find([prompt])
+        return None if found is None else found.trajectories[0]
+
+    def keep_episode(self, trajectory: Trajectory) -> None:
+        """Keep an episode that has ended under this key, before its group is scored."""
+        self.keep(Scored((trajectory,), ()))
+
 
 NO_JOURNAL = GroupJournal()
 
@@ -62,7 +71,7 @@ def is_open(key: RecordKey, unlearned: Collection[int], next_place: int, saved: 
         saved: the step of the oldest checkpoint, or -1.
     """
     match key:
-        case ("group", place):
+        case ("group", place, *_):
             return place in unlearned or int(place) >= next_place
         case ("figures", step):
             return int(step) > saved

@@ -9,11 +9,10 @@ from typing import TypeVar
 from plimsoll.errors import EngineDied
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlWork
+from plimsoll.run.restarts import count_of, recent
 from plimsoll.run.state import RunState
 
 R = TypeVar("R")
-
-_HOUR = 3600.0
 
 
 class Revived(Source):
@@ -67,11 +66,9 @@ class Revived(Source):
                 has_failed = True
 
     def _note(self, error: EngineDied) -> None:
-        now, most = time.monotonic(), self._work.spec.run.restarts
-        self._deaths = [*(t for t in self._deaths if now - t < _HOUR), now]
-        if len(self._deaths) > most:
+        most = self._work.spec.run.restarts
+        self._deaths.append(time.monotonic())
+        if recent(self._deaths) > most:
             raise error
-        self._work.session.progress.note(
-            f"{error}\n  The engine is started again ({len(self._deaths)} of {most} times in an "
-            "hour: run.restarts)"
-        )
+        count = count_of(self._deaths, most, "engines")
+        self._work.session.progress.note(f"{error}\n  The engine is started again ({count})")

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
 from plimsoll.run.readings import Planned
@@ -109,12 +109,14 @@ def open_work(
 
 @contextmanager
 def _naming_rows(work: Work[ConfigT, ItemT]) -> Iterator[None]:
-    """Add the rows of the step to an error that nobody expected: they may be its cause."""
+    """Add the rows of the step to an error that they may have caused: unexpected, or a death."""
     try:
         yield
     except Exception as error:
-        known = isinstance(error, PlimsollError) and error.fault != "error"
-        if not known and (step := work.session.step_under_way) > 0:
+        may_be = not isinstance(error, PlimsollError) or isinstance(
+            error, WorkerFailed | WorkerDied
+        )
+        if may_be and (step := work.session.step_under_way) > 0:
             rows = ", ".join(map(str, work.rows_of(step)))
             error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {rows}")
         raise

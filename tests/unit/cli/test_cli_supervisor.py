@@ -50,15 +50,29 @@ def test_a_fault_of_the_machine_starts_the_run_again(attempt: Attempt) -> None:
 def test_so_many_faults_in_an_hour_are_the_last() -> None:
     attempts = [replace(DIED, at=60.0 * minute) for minute in (0, 10, 20, 30)]
     assert why_not_again(attempts[:3]) is None
-    assert "4 faults within an hour, and run.restarts is 3" in (why_not_again(attempts) or "")
+    assert why_not_again(attempts) == (
+        "The run is not started again: 4 faults of the machine within an hour, and run.restarts is "
+        "3. The first, in step 4, each in this step: its rows may be at fault: training rank 1 (pid "
+        "17 on node 10.0.0.1) died in the phase sync"
+    )
     attempts[-1] = replace(DIED, at=3700.0)
     assert why_not_again(attempts) is None
+
+
+def test_errors_and_faults_of_the_machine_are_counted_apart() -> None:
+    errors = [failed("training rank 1 failed", "error", step) for step in range(4)]
+    both = [each for error in errors for each in (DIED, error)]
+    assert all(why_not_again(both[:length]) is None for length in range(1, 7))
+    assert "4 faults of the machine" in (why_not_again(both[:7]) or "")
+    assert "4 errors within an hour" in (why_not_again([*both[:6], errors[3]]) or "")
+    assert "in step 0: training" in (why_not_again([*both[:6], errors[3]]) or "")
 
 
 def test_an_error_that_comes_again_at_the_same_step_is_of_the_data() -> None:
     """A process that is killed again at the same step is not: it may be by chance."""
     again = failed("training rank 0 (pid 99 on node 10.0.0.2) failed", "error")
     assert "step 4 ended by the same error twice" in (why_not_again([BROKE, again]) or "")
+    assert "the same error twice" in (why_not_again([BROKE, DIED, again]) or "")
     for before, last in (
         (BROKE, failed("training rank 1 (pid 17 on node 10.0.0.1) failed", "error", 5)),
         (BROKE, failed("rollout engine 1 failed", "error")),
@@ -86,7 +100,8 @@ def test_the_text_says_from_where(tmp_path: Path) -> None:
     run = OpenRun(str(tmp_path), 3)
     killed = replace(KILLED, open=run)
     assert _start_text([killed]) == (
-        "The run is started again from its beginning (1 of 3 times in an hour: run.restarts)"
+        "The run is started again from its beginning (1 of 3 times in an hour for faults of the "
+        "machine: run.restarts)"
     )
     (tmp_path / "checkpoints" / "step-000006").mkdir(parents=True)
     died = replace(DIED, open=run)
