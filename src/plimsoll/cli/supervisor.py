@@ -68,7 +68,7 @@ class Attempt:
 
     @property
     def is_error(self) -> bool:
-        """Whether it ended by an error of the data or the program, not by a fault of the machine."""
+        """Whether an error of the data or the program ended it, not a fault of the machine."""
         return self.end is not None and self.end.fault == "error"
 
     @property
@@ -146,10 +146,9 @@ def _first_text(attempts: Sequence[Attempt], number: int) -> str:
     alike = [attempt for attempt in attempts if attempt.is_error == attempts[-1].is_error][-number:]
     first = alike[0]
     why = first.end.why if first.end is not None else f"the process ended by code {first.code}"
-    rows = (
-        ", each in this step: its rows may be at fault" if len({a.step for a in alike}) == 1 else ""
-    )
-    return f". The first, in step {first.step}{rows}: {why}"
+    same = len({attempt.step for attempt in alike}) == 1
+    rows = "; all came in this step, so its rows may be at fault" if same else ""
+    return f". The first, in step {first.step}: {why}{rows}"
 
 
 def _tell_webhook(last: Attempt, text: str) -> None:

@@ -113,10 +113,9 @@ def _naming_rows(work: Work[ConfigT, ItemT]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        may_be = not isinstance(error, PlimsollError) or isinstance(
-            error, WorkerFailed | WorkerDied
-        )
-        if may_be and (step := work.session.step_under_way) > 0:
+        is_known = isinstance(error, PlimsollError)
+        is_known = is_known and not isinstance(error, WorkerFailed | WorkerDied)
+        if not is_known and (step := work.session.step_under_way) > 0:
             rows = ", ".join(map(str, work.rows_of(step)))
             error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {rows}")
         raise

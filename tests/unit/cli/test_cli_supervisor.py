@@ -52,8 +52,8 @@ def test_so_many_faults_in_an_hour_are_the_last() -> None:
     assert why_not_again(attempts[:3]) is None
     assert why_not_again(attempts) == (
         "The run is not started again: 4 faults of the machine within an hour, and run.restarts is "
-        "3. The first, in step 4, each in this step: its rows may be at fault: training rank 1 (pid "
-        "17 on node 10.0.0.1) died in the phase sync"
+        "3. The first, in step 4: training rank 1 (pid 17 on node 10.0.0.1) died in the phase "
+        "sync; all came in this step, so its rows may be at fault"
     )
     attempts[-1] = replace(DIED, at=3700.0)
     assert why_not_again(attempts) is None
