@@ -30,7 +30,7 @@ def reward(trajectory):
     return float(len(trajectory.response_text) % 3)
 '''
 ENVIRONMENT = """
-import os, signal
+import asyncio, os, signal
 from pathlib import Path
 from plimsoll.environment.protocol import Step
 
@@ -40,12 +40,15 @@ class TwoTurns:
 
     async def step(self, reply):
         self.turn += 1
-        if self.turn == 2:
-            with Path("ended").open("a") as file:
-                file.write("x")
-            if str(Path("ended").stat().st_size) == os.environ.get("KILLED_AT_END"):
-                os.kill(os.getpid(), signal.SIGKILL)
-        return Step("1+1=", self.turn == 2, reward=0.5)
+        return Step("1+1=", self.turn == 2)
+
+    async def get_reward(self):
+        with Path("ended").open("a") as file:
+            file.write("x")
+        if str(Path("ended").stat().st_size) == os.environ.get("KILLED_AT_END"):
+            await asyncio.sleep(1)  # those that ended before are kept
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0.5
 """
 STEPS = 3
 
