@@ -91,8 +91,8 @@ lock: setup
 
 # Not installed into .venv: uv runs it in a home of its own.
 audit: setup
-	for file in cpu gpu; do \
-	  $(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip -r requirements/$$file.txt || exit 1; done
+	found=0; for file in cpu gpu; do \
+	  $(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip -r requirements/$$file.txt || found=1; done; exit $$found
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

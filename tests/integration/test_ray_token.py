@@ -93,12 +93,20 @@ def listening() -> set[tuple[str, int]]:
     }
 
 
-def test_a_ray_that_a_run_starts_can_be_reached_from_this_machine_alone() -> None:
+def test_a_ray_that_a_run_starts_is_reached_from_this_machine_with_its_token_alone() -> None:
     before = listening()
     start_ray(ClusterConfig())
     try:
         assert ray.get(ray.remote(lambda: 2).remote(), timeout=60) == 2
         of_ray = listening() - before
+        address = ray.get_runtime_context().gcs_address
+        ask = f"GcsClient(address={address!r}).internal_kv_keys(b'', None)"
+        words = [sys.executable, "-c", f"from ray._raylet import GcsClient; {ask}"]
+        answers = [
+            subprocess.run(words, env=os.environ | mode, capture_output=True, text=True)
+            for mode in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "a" * 64})
+        ]
     finally:
         ray.shutdown()
+    assert all(a.returncode == 1 and "AuthenticationError" in a.stderr for a in answers), answers
     assert len(of_ray) > 3 and {address for address, _ in of_ray} == {"127.0.0.1"}

@@ -151,7 +151,8 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
             served |= stack.enter_context(_open_models(chosen.spec, chosen.models))
         token = access_token(host)
         if token is not None:
-            print(f"Authorization: Bearer {token}  (asked for, as {host} is not this host alone)")
+            shown = f"${TOKEN}" if os.environ.get(TOKEN) else token  # a chosen one stays secret
+            print(f"Authorization: Bearer {shown}  (asked of every caller)")
         for path in _paths(served):
             print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
         run_app(_app(_paths(served), token), place)

@@ -170,12 +170,14 @@ class RunConfig(Settings):
     checkpoints are kept."""
     restarts: NonNegativeInt = 3
     """How often in an hour the run is started again from its last checkpoint after a fault of the
-    machine: a process that was killed or hangs, a node that is gone. With 0 it ends."""
+    machine (a process that was killed or hangs, a node that is gone), and as often after an
+    unexpected error; how often a dead engine is started again. With 0 the run ends."""
     max_bad_steps: NonNegativeInt = 3
     """The most steps in a row that are left out because a reward, log-prob, value, advantage or
     gradient is not finite; one more ends the run."""
     keep_trajectories: bool = True
-    """Write every step's trajectories to Parquet (PPO)."""
+    """Write the trajectories of every step of reinforcement learning to Parquet. Without them a
+    run that goes on from a checkpoint samples the steps after it again."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""
     loggers: tuple[LoggerName, ...] = ()

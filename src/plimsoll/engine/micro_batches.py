@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.engine.protocol import Engine, MicroBatch, Objective, TrainedEngine
+from plimsoll.engine.protocol import Engine, Objective, PackToLearn, TrainedEngine
 from plimsoll.machine.faults import fault_point, fault_value
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Floats, Pack
@@ -68,7 +68,7 @@ def losses(
         # Nothing has a name here: it would be held while the next micro-batch is computed.
         yield fault_value(
             "rank.forward",
-            objective.loss(engine, MicroBatch(pack, stream, counts, device)),
+            objective.loss(engine, PackToLearn(pack, stream, counts, device)),
         )
 
 

@@ -43,7 +43,7 @@ from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
-from plimsoll.engine.protocol import Engine, MicroBatch
+from plimsoll.engine.protocol import Engine, PackToLearn
 from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.noise import EmbeddingNoise
@@ -60,7 +60,7 @@ class NllObjective:
     temperature 1, whatever the role samples with.
     """
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[EmbeddingNoise | None]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[EmbeddingNoise | None]) -> LossOutput:
         """Return the micro-batch's share of the mean negative log-likelihood."""
         lesson = Imitation(micro_batch.counts.tokens)
         loss: Tensor = engine.forward(micro_batch.send(), noise=micro_batch.stream, lesson=lesson)
@@ -78,7 +78,7 @@ class DistillationObjective:
     temperature: float
     nll_share: float
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[TeacherForward]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[TeacherForward]) -> LossOutput:
         """Return the micro-batch's share of the divergence and of the likelihood."""
         stream, device = micro_batch.stream, micro_batch.device
         with stream.head(device) as (weight_VH, bias_V):
@@ -109,7 +109,7 @@ class PreferenceObjective:
     preference_loss: Choice
     nll_weight: float
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[Floats | None]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[Floats | None]) -> LossOutput:
         """Return the micro-batch's share of the preference loss."""
         pack, sent = micro_batch.send_with({"reference_S": micro_batch.stream})
         logprobs_L, _ = engine.forward(pack)
@@ -137,7 +137,7 @@ class RewardObjective:
     reward_loss: Choice
     centring: float
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[Floats]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[Floats]) -> LossOutput:
         """Return the micro-batch's share of the reward loss."""
         pack, sent = micro_batch.send_with({"margins_P": micro_batch.stream})
         scores = in_pairs(engine.forward(at_ends(pack)))
@@ -153,7 +153,7 @@ class ProcessObjective:
     packed order.
     """
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[Floats]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[Floats]) -> LossOutput:
         """Return the micro-batch's share of the loss on the labels of the responses' steps."""
         pack, sent = micro_batch.send_with({"labels_L": micro_batch.stream})
         return process_loss(engine.forward(at_marks(pack)), sent["labels_L"], micro_batch.counts)
@@ -186,7 +186,7 @@ class FeedbackObjective:
     kl: float
     labels: LabelCounts
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[FeedbackStream]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[FeedbackStream]) -> LossOutput:
         """Return the micro-batch's share of the feedback loss."""
         pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
@@ -227,7 +227,7 @@ class PolicyObjective:
     correction: Choice | None = None
     terms: PolicyTerms = field(default_factory=PolicyTerms)
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[PolicyStream]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[PolicyStream]) -> LossOutput:
         """Return the micro-batch's share of the policy loss."""
         pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         logprobs_L, entropy_L = engine.forward(
@@ -274,7 +274,7 @@ class ValueObjective:
 
     clip: float | None
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[ValueStream]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[ValueStream]) -> LossOutput:
         """Return the micro-batch's share of the value loss."""
         pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         values_L = engine.forward(pack)

@@ -174,8 +174,8 @@ def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
 
 
 @dataclass(frozen=True)
-class MicroBatch(Generic[StreamOut]):
-    """What a loss is computed from, in host memory.
+class PackToLearn(Generic[StreamOut]):
+    """A micro-batch with all that its loss is computed from, in host memory.
 
     Attributes:
         pack: The tokens.
@@ -201,7 +201,7 @@ class MicroBatch(Generic[StreamOut]):
 class Objective(Protocol[StreamT]):
     """A loss with its settings, which are the same for every micro-batch of a step."""
 
-    def loss(self, engine: Engine, micro_batch: MicroBatch[StreamT]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn[StreamT]) -> LossOutput:
         """Return the micro-batch's share of the loss and of the metrics."""
         ...
 

@@ -37,7 +37,7 @@ from plimsoll.engine.objectives import (
     ValueObjective,
     ValueStream,
 )
-from plimsoll.engine.protocol import MicroBatch
+from plimsoll.engine.protocol import PackToLearn
 from plimsoll.engine.teacher_forward import teacher_forward
 from plimsoll.engine.zero.masters import Average
 from plimsoll.engine.zero.optimizer import begin_moments
@@ -137,7 +137,7 @@ class Direct:
 
 def learn(module: nn.Module, objective: Any, stream: Any, pack: Pack = PACK) -> None:
     """A micro-batch's gradient, which must reach all that is trained."""
-    output = objective.loss(Direct(module), MicroBatch(pack, stream, COUNTS, CARD))
+    output = objective.loss(Direct(module), PackToLearn(pack, stream, COUNTS, CARD))
     output.loss.backward()
     assert output.loss.device == CARD
     for name, parameter in module.named_parameters():
@@ -271,6 +271,6 @@ def test_a_mistake_would_be_seen() -> None:
     policy = a_policy()
     with FakeTensorMode():
         on_card(policy)
-        micro_batch = MicroBatch(PACK, wrong, COUNTS, torch.device("cpu"))
+        micro_batch = PackToLearn(PACK, wrong, COUNTS, torch.device("cpu"))
         with pytest.raises(RuntimeError, match="on the same device"):
             POLICY.loss(Direct(policy), micro_batch)  # type: ignore[arg-type]
