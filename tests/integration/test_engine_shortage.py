@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from engine_cases import Setting, make_batch, zero_stage
 from ranks import RankProcesses
 from safetensors.torch import load_file
@@ -36,8 +37,9 @@ BATCHES = tuple(make_batch([3 + i % 7 for i in range(40)], seed) for seed in (1,
 SHARED = tuple(make_batch([5 + i % 5 for i in range(32)], seed, shared=4) for seed in (1, 2, 3))
 GROUPS = [i // 8 for i in range(32)]
 """Groups of 8 samples, which have their first 4 tokens in common."""
-ROUNDING = {"float32": 2e-6, "bfloat16": 2e-2}
-"""The largest difference of a weight, from a micro-batch that was split."""
+ROUNDING = {"float32": 1e-7, "bfloat16": 1e-4}
+"""The largest mean difference of the weights, from a micro-batch that was split. A step that is lost
+makes one of 8e-4."""
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +50,14 @@ def three_ranks() -> Iterator[RankProcesses]:
 
 
 def distance(first: Path, second: Path) -> float:
+    """The mean difference of the weights of two models."""
     name = "adapter_model.safetensors"
     if not (first / name).is_file():
         name = "model.safetensors"
     ours, theirs = load_file(first / name), load_file(second / name)
     assert ours.keys() == theirs.keys()
-    return max(float((ours[k].float() - theirs[k].float()).abs().max()) for k in ours)
+    differences = [(ours[k].float() - theirs[k].float()).abs().flatten() for k in ours]
+    return float(torch.cat(differences).mean())
 
 
 @pytest.mark.parametrize("name", SETTINGS)
