@@ -38,8 +38,8 @@ SHARED = tuple(make_batch([5 + i % 5 for i in range(32)], seed, shared=4) for se
 GROUPS = [i // 8 for i in range(32)]
 """Groups of 8 samples, which have their first 4 tokens in common."""
 ROUNDING = {"float32": 1e-7, "bfloat16": 1e-4}
-"""The largest mean difference of the weights, from a micro-batch that was split. A step that is lost
-makes one of 8e-4."""
+"""The largest mean difference of the weights, from a micro-batch that was split. A lost step makes
+one of 8e-4."""
 
 
 @pytest.fixture(scope="module")
