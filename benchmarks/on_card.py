@@ -51,9 +51,10 @@ SIZES: dict[str, dict[str, int]] = {
 SHRUNKEN = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 384}
 CASES = (
     *("sft-1.5b", "grpo-0.5b", "sft-0.5b", "dpo-0.5b", "grpo-1.5b", "dpo-1.5b"),
-    *("sft-7b", "grpo-7b", "dpo-7b"),
+    *("sft-7b", "grpo-7b", "dpo-7b", "grpo-7b-merged"),
 )
-"""In the order of their worth: time may run out."""
+"""In the order of their worth: time may run out. `merged`: a sync sends all weights, with the
+adapter added to them, and not the adapter alone."""
 STEPS, PROMPTS, RESPONSES, NEW_TOKENS = 4, 32, 8, 256
 LIMIT = 512
 """Tokens of a row, at most."""
@@ -86,7 +87,7 @@ class Row:
 
     def __str__(self) -> str:
         if self.failed:
-            return f"{self.case:<10}{self.who:<10}failed: {self.failed[-300:]}"
+            return f"{self.case:<15}{self.who:<10}failed: {self.failed[-300:]}"
         cells = [
             f"{name} {measured:.2f}" + ("" if plan is None else f" of {plan:.2f} GB planned")
             for name, (measured, plan) in self.memory.items()
@@ -94,7 +95,7 @@ class Row:
         cells += [f"{name} {seconds:.2f}" for name, seconds in self.phases.items()]
         speed = f"{self.tokens_per_second:>10,.0f} tokens/s{self.share:>7.1%}"
         return (
-            f"{self.case:<10}{self.who:<10}{speed}{self.step_seconds:>8.2f} s   {', '.join(cells)}"
+            f"{self.case:<15}{self.who:<10}{speed}{self.step_seconds:>8.2f} s   {', '.join(cells)}"
         )
 
 
@@ -176,9 +177,9 @@ def _finished(out: str | None) -> set[tuple[str, str]]:
 
 def run_case(case: str, bench: Bench, done: set[tuple[str, str]]) -> Iterator[Row]:
     """Yield the row of each side that is not done yet, while there is time."""
-    job, size = case.split("-")
+    job, size, *how = case.split("-")
     for who in ("Plimsoll", "TRL"):
-        if (case, who) in done or (who == "TRL" and bench.trl is None):
+        if (case, who) in done or (who == "TRL" and (bench.trl is None or how)):
             continue
         if bench.until - time.monotonic() < 5:
             print(f"{case}, {who}: no time is left; call again", file=sys.stderr)
@@ -266,19 +267,23 @@ def write_config(case: str, job: str, size: str, model: Path, bench: Bench) -> P
         "grpo": {"prompts": bench.prompts, "responses": RESPONSES},
     }
     tree["batch"] = {**batch[job], "micro_batch_tokens": 2048 if bench.shrink else MICRO_BATCH}
-    tree |= _sampling(size, bench) if job == "grpo" else {}
+    separate = case == "grpo-7b"
+    tree |= _sampling(separate, bench) if job == "grpo" else {}
     path = bench.home / f"{case}.yaml"
     path.write_text(f"# {job}\n{yaml.safe_dump(tree)}")
     return path
 
 
-def _sampling(size: str, bench: Bench) -> dict[str, Any]:
-    """Return the sections of a run that samples by an engine on the ranks' card, which sleeps."""
+def _sampling(separate: bool, bench: Bench) -> dict[str, Any]:
+    """Return the sections of a run that samples by an engine on the ranks' card, which sleeps.
+
+    `separate`: whether the engine gets the adapter apart from the weights.
+    """
     if bench.device == "cpu":
         vllm: dict[str, Any] = {"cpu_kv_cache_gib": 0.25}
     else:
-        vllm = {"memory_share": 0.45, "sleep_level": 1 if size == "7b" else 2}
-        vllm |= {"adapter": "separate"} if size == "7b" else {}
+        vllm = {"memory_share": 0.45, "sleep_level": 1 if separate else 2}
+        vllm |= {"adapter": "separate"} if separate else {}
         vllm |= {"arguments": {"enforce_eager": True}} if bench.eager else {}
     return {
         "cluster": {"where": "ray", "device": bench.device, "ranks": 1},
@@ -301,7 +306,7 @@ def run_plimsoll(case: str, job: str, config: Path, bench: Bench) -> Row:
     phases = {
         name.removeprefix("seconds/"): statistics.median(row[name] for row in steps)
         for name in steps[-1]
-        if name.startswith("seconds/")
+        if name.startswith(("seconds/", "sync/seconds/"))
     }
     used = memory_use(read_ledger(directory / "ledger.jsonl"))
     return Row(
@@ -331,8 +336,8 @@ def run_trl(case: str, job: str, config: Path, bench: Bench) -> Row:
         "steps": STEPS,
         "new_tokens": 16 if bench.shrink else NEW_TOKENS,
         "micro": 2 if bench.shrink else 32,
-        "checkpointing": job != "sft" or case.endswith("7b"),
-        "lora": case.endswith("7b"),
+        "checkpointing": job != "sft" or "7b" in case,
+        "lora": "7b" in case,
         "cpu": bench.device == "cpu",
     }
     words = [sys.executable, str(HERE / "on_card_trl.py"), json.dumps(settings)]

@@ -17,7 +17,7 @@ import ray
 
 from plimsoll.cluster.heartbeats import Pulse, read_pulse
 from plimsoll.machine.faults import fault_point, name_process
-from plimsoll.machine.host import free_port
+from plimsoll.machine.host import free_port, nccl_interface
 from plimsoll.machine.incident import NodeState, read_node
 from plimsoll.machine.nvidia import visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
@@ -79,6 +79,7 @@ class RankActor:
 
     def __init__(self, directory: str) -> None:
         _work_in(directory)
+        _choose_interface()
         write_stacks_when_asked()
 
     def host(self) -> Host:
@@ -126,6 +127,7 @@ class EngineActor:
 
     def __init__(self, directory: str, shared_cards: tuple[str, ...]) -> None:
         _work_in(directory)
+        _choose_interface()
         write_stacks_when_asked()
         self._shared_cards = shared_cards
 
@@ -171,6 +173,12 @@ def _work_in(directory: str) -> None:
     """
     with suppress(OSError):
         os.chdir(directory)
+
+
+def _choose_interface() -> None:
+    """Have NCCL reach other nodes, before it starts; the node's own settings come first."""
+    for name, value in nccl_interface(ray.util.get_node_ip_address()).items():
+        os.environ.setdefault(name, value)
 
 
 def _own_host(shared_cards: tuple[str, ...] = ()) -> Host:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -19,6 +17,7 @@ from plimsoll.config.cluster import Device
 from plimsoll.errors import ConfigError
 from plimsoll.machine.allocator import expands, user_settings, with_segments
 from plimsoll.machine.heap import keep_large_blocks
+from plimsoll.machine.host import interface_to
 from plimsoll.machine.nvidia import own_cards
 
 
@@ -110,19 +109,6 @@ def kernel_limits() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in _KERNEL_LIMITS.items()}
 
 
-def interface_to(address: str, port: int) -> str | None:
-    """Return the name of this machine's network interface that leads to an address.
-
-    Return None if no interface has the address from which the system would send.
-    """
-    family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(target)  # a socket of datagrams: nothing is sent
-        own_address = probe.getsockname()[0]
-    addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
-    return next((name for name, a in addresses if a.address == own_address), None)
-
-
 def prepare_environment(place: Place) -> None:
     """Set environment variables for DeepSpeed and PyTorch; call it before importing DeepSpeed."""
     os.environ |= {
@@ -143,23 +129,15 @@ def prepare_environment(place: Place) -> None:
 
 
 def interface_settings(place: Place) -> dict[str, str]:
-    """Return the variables that name the network interface over which a rank reaches rank 0.
+    """Return the variable that names the network interface over which a rank reaches rank 0.
 
-    Without them gloo takes the address of the machine's host name: often 127.0.1.1, or none. NCCL
-    takes the first interface of its list; on nodes with bridges, other nodes may not reach that
-    interface. Within a node NCCL needs no interface. Ranks on cards vote over gloo (`Vote`).
+    Without it gloo takes the address of the machine's host name: often 127.0.1.1, or none. Ranks on
+    cards vote over gloo (`Vote`).
     """
-    several = place.ranks_per_node is not None and place.ranks_per_node < place.ranks
     if place.device == "cuda" and place.ranks == 1:
         return {}
     interface = interface_to(place.address, place.port)
-    if interface is None:
-        return {}
-    gloo = {"GLOO_SOCKET_IFNAME": interface}
-    if place.device == "cpu" or not several:
-        return gloo
-    # without "=", any interface whose name begins so
-    return gloo | {"NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
 
 def join(place: Place) -> torch.device:

@@ -10,6 +10,7 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import cache
+from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
 
@@ -104,6 +105,30 @@ def most_busy_processes(cluster: ClusterConfig, engines: int) -> int:
     counts: list[tuple[NodeGroup, int]]
     counts = [*cluster.rank_counts.items(), ("engines", engines)]
     return max(ceil(count / len(cluster.nodes_of(name))) for name, count in counts)
+
+
+def interface_to(address: str, port: int) -> str | None:
+    """Return the name of this machine's network interface that leads to an address.
+
+    Return None if no interface has the address from which the system would send.
+    """
+    family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # a socket of datagrams: nothing is sent
+        own_address = probe.getsockname()[0]
+    addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
+    return next((name for name, a in addresses if a.address == own_address), None)
+
+
+def nccl_interface(node: str) -> dict[str, str]:
+    """Return the variable that has NCCL use the interface of this node's address.
+
+    Otherwise NCCL takes the first interface of its list; on nodes with bridges, other nodes may not
+    reach that one. Where the address is of this machine alone, NCCL chooses.
+    """
+    interface = None if ip_address(node).is_loopback else interface_to(node, 1)
+    # without "=", any interface whose name begins so
+    return {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,11 @@ from deepspeed.accelerator import cuda_accelerator
 from deepspeed.utils import groups
 
 from plimsoll.engine.process_group import (
-    Place,
     ask_cuda_for_free_memory,
     count_ranks_as_cards,
-    interface_settings,
-    interface_to,
     suit_cards,
 )
+from plimsoll.machine.host import interface_to, nccl_interface
 
 
 def test_a_cards_free_memory_is_known_where_cards_have_uuids(
@@ -80,16 +79,13 @@ def test_ranks_of_a_node_are_one_node_to_deepspeed(monkeypatch: pytest.MonkeyPat
     assert quantised_groups(4, accelerator, monkeypatch) == {"local_0": [0, 1, 2, 3]}
 
 
-def test_nccl_takes_that_interface_between_nodes_and_its_own_choice_within_one() -> None:
-    loopback = interface_to("127.0.0.1", 1)
-
-    def settings(device: Any, ranks: int, per_node: int | None) -> dict[str, str]:
-        return interface_settings(Place(0, ranks, 0, "127.0.0.1", 1, device, 1, per_node))
-
-    gloo = {"GLOO_SOCKET_IFNAME": loopback}
-    assert settings("cuda", 4, 2) == gloo | {"NCCL_SOCKET_IFNAME": f"={loopback}"}
-    assert settings("cuda", 1, None) == {}
-    assert settings("cuda", 4, 4) == settings("cpu", 2, 2) == settings("cpu", 2, 1) == gloo
+def test_nccl_takes_the_interface_of_the_nodes_address() -> None:
+    """For ranks and engines alike: each may be alone on its node."""
+    inet = socket.AddressFamily.AF_INET
+    for name, entries in psutil.net_if_addrs().items():
+        for address in (one.address for one in entries if one.family == inet):
+            own = {} if address.startswith("127.") else {"NCCL_SOCKET_IFNAME": f"={name}"}
+            assert nccl_interface(address) == own
 
 
 def test_groups_that_deepspeed_makes_wait_as_long_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
