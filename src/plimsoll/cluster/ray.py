@@ -165,7 +165,6 @@ class RayCluster:
         self._readings: dict[str, Reading] = {}
         self._hangs = HangWatch(config.hang_timeout)
         self._beside, self._engines_beside = _OpenCalls(), EpisodeEngines(self.engines)
-        begin = time.monotonic()
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         self._homes: list[EngineHome] = []
@@ -176,7 +175,6 @@ class RayCluster:
         self._patience = config.start_timeout
         try:
             self._start_members(config, specs, threads, device)
-            write_time(times_path(), start_kind(specs), time.monotonic() - begin)
         except BaseException:
             # Engines cannot answer a call while they load.
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
@@ -200,6 +198,7 @@ class RayCluster:
         nodes = wait_for_nodes(config, len(specs))
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
         places = find_places(config, _claims(config, () if shared else specs), device, nodes)
+        begin = time.monotonic()  # what others' cards were waited for is not of the start
         ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
@@ -231,6 +230,7 @@ class RayCluster:
             starting = {}
         starting |= {m.actor.start.remote(done): m for m, done in prepared.items()}
         results = self._wait_for_start(starting, specs, patience)
+        write_time(times_path(), start_kind(specs), time.monotonic() - begin)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
         self._hangs.add((*self._ranks, *self._engines))
