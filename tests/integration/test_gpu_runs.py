@@ -152,6 +152,13 @@ def test_ppo_with_an_engine_of_two_stages(sleep_level: int, tmp_path: Path) -> N
 
 
 @needs_vllm
+def test_speculation_by_ngrams_samples_with_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
+    """Accepted tokens are of the model's own distribution, and so are their log-probs."""
+    proposed = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    check(tmp_path, shared(0, arguments={"speculative_config": proposed}))
+
+
+@needs_vllm
 def test_an_adapter_alone_goes_to_an_engine_that_slept(tmp_path: Path) -> None:
     config = shared(1, adapter="separate")
     config["actor"]["adapter"] = {"rank": 8}

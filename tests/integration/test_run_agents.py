@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import GRPO, Outcome, column, metrics, run_here, write_config, write_task
+from commands import GRPO, VLLM, Outcome, column, metrics, run_here, write_config, write_task
 
 from plimsoll.records import Trajectory
 from plimsoll.run.directory import RunDirectory
@@ -154,3 +154,21 @@ def test_agents_that_fail_or_ask_nothing_are_told(home: Path) -> None:
     assert wrong.code == 2 and "'deph'" in wrong.err
     apart = train(home, "apart", {"process": True})
     assert apart.code == 2 and "name: command" in apart.err
+
+
+@pytest.mark.slow
+def test_an_agent_plays_on_while_the_ranks_train(home: Path) -> None:
+    rollout = CONFIG["rollout"] | VLLM | {"staleness": 1}
+    config = CONFIG | {
+        "run": {"directory": "beside", "steps": 3},
+        "cluster": {"where": "ray", "threads": 1},
+        "algorithm": {"correction": {"name": "truncate"}},
+        "environments": {"own": {"name": "own.py:agent", "max_turns": 3, "max_tokens": 40}},
+        "rollout": rollout,
+    }
+    write_config(home, "beside", config)
+    outcome = run_here(home, "grpo", "beside.yaml")
+    assert outcome.code == 0, outcome.err
+    assert max(column(metrics(home / "beside"), "staleness/max")) <= 1
+    found = episodes(home / "beside")
+    assert len(found) == 3 * 2 * 4 and {len(t.turns) for t in found} >= {1, 5}
