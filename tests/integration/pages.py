@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.page.serve import AnswerFunction, bind_socket, make_app
+from plimsoll.machine.listening import bind_socket
+from plimsoll.page.serve import AnswerFunction, make_app
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")

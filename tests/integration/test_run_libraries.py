@@ -64,7 +64,7 @@ def test_a_task_of_reasoning_gym_is_learned_and_gone_on_with(home: Path) -> None
         },
         "batch": BASE["batch"] | {"prompts": 16},
         "rollout": GRPO["rollout"] | {"sampling": {"max_new_tokens": 2}},
-        "rewards": {"right": {"name": "reasoning_gym", "options": {"tag": ""}}},
+        "rewards": {"right": {"name": "reasoning_gym", "process": True, "options": {"tag": ""}}},
     }
     write_config(home, "gym", config)
     whole = run_here(home, "grpo", "gym.yaml")

@@ -401,7 +401,7 @@ def serve_reward(words: list[str]) -> None:
     options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.serve_reward import choose_rewards, serve
-    from plimsoll.page.serve import require_server
+    from plimsoll.machine.listening import require_server
 
     require_server()
     serve(choose_rewards(options.config, flags, options.reward), options.host, options.port)

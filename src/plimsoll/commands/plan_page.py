@@ -18,11 +18,12 @@ from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
+from plimsoll.machine.listening import require_server
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.controls import controls, flags_from, merge_flags
 from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.plan import describe_advice, describe_plan, peaks
-from plimsoll.page.serve import Query, require_server, serve
+from plimsoll.page.serve import Query, serve
 from plimsoll.spec.run_spec import RunSpec
 
 

@@ -28,7 +28,8 @@ from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.serve import bind_socket, is_loopback, run_app
+from plimsoll.machine.listening import bind_socket, is_loopback
+from plimsoll.page.serve import run_app
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards

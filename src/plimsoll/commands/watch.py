@@ -15,10 +15,11 @@ from typing import Any
 from pyarrow import ArrowException
 
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.machine.listening import require_server
 from plimsoll.page.answers import answer
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.prometheus import prometheus_text
-from plimsoll.page.serve import AnswerFunction, Query, read_token, require_server, serve
+from plimsoll.page.serve import AnswerFunction, Query, read_token, serve
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 

@@ -5,7 +5,6 @@ Its address contains a random token. Requests without the token are answered wit
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import secrets
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.faults import fault_point
+from plimsoll.machine.listening import bind_socket
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -30,23 +30,12 @@ Raises PlimsollError if there is no answer.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The type of figures in Prometheus' text format."""
-_PACKAGES = ("starlette", "uvicorn")
 _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-
-
-def require_server(way_without: str = "") -> None:
-    """Raise ConfigError if a server's packages are not installed; `way_without` ends its text."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"The server needs {' and '.join(missing)}, which is not installed. Install "
-            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`.{way_without}"
-        )
 
 
 FiguresFunction = Callable[[], str]
@@ -146,20 +135,3 @@ def make_app(
         Route("/{token}/data/{name}", data),
     ]
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address, or raise ConfigError if it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:  # the latter of a port beyond 65535
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"The server cannot use {host}:{port}: {why}. Give another --port, or 0 for a free one."
-        ) from error

@@ -42,6 +42,7 @@ def load(tmp_path: Path, part: str) -> None:
         ),
         ("{http: {urls: [http://h/s]}, process: true}", "part.process", "It is for functions"),
         ("{name: length, memory_gib: 1}", "part.memory_gib", "process: true"),
+        ("{name: reasoning_gym}", "part.process", "evaluate a response as Python"),
         ("{name: length, clip: [1.0, 0.0]}", "part.clip", "first is not below the second"),
         (f"{{judge: {{{JUDGE}, prompt: Is it good}}}}", "part.judge.prompt", "not show the resp"),
         (f"{{judge: {{{JUDGE}, prompt: '{{response'}}}}", "part.judge.prompt", "no template"),

@@ -13,10 +13,8 @@ temperature ignored. A call beyond the episode's limits is refused with the erro
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +32,8 @@ from plimsoll.environment.agents.messages import (
     reply_to_wire,
 )
 from plimsoll.environment.episode import CallRefused, Episode, EpisodeMessage
-from plimsoll.errors import ConfigError, DataError
+from plimsoll.errors import DataError
+from plimsoll.machine.listening import bind_socket, require_server
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import short_repr
 from plimsoll.run.output import tell
@@ -47,7 +46,6 @@ MODEL = "policy"
 """The policy's name in `GET /v1/models`; calls may use any other name."""
 REFUSED = "refused"
 """The code of the error for a call beyond the limits of an episode."""
-_NEEDED = ("starlette", "uvicorn")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 """Sampling settings that a call cannot change."""
 
@@ -56,15 +54,10 @@ class Endpoint:
     """The HTTP server of a run. Open and close it in the event loop that plays episodes."""
 
     def __init__(self, config: ServeConfig) -> None:
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ConfigError(
-                f"An agent needs {' and '.join(missing)}, which is not installed. Install "
-                f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`."
-            )
-        self._listener = _listen(config)
+        require_server(" Agents need it.")
+        self._listener = bind_socket(config.host, config.port, "rollout.serve.port")
         host, port = self._listener.getsockname()[:2]
-        self.base_url = f"http://{host}:{port}/v1"
+        self.base_url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
         self._episodes: dict[str, Episode] = {}
         self._noted: set[str] = set()
 
@@ -163,16 +156,6 @@ async def _generate(episode: Episode, body: Mapping[str, Any]) -> Response:
             "finish_reason": sample.finish_reason,
         }
     )
-
-
-def _listen(config: ServeConfig) -> socket.socket:
-    try:
-        return socket.create_server((config.host, config.port))
-    except OSError as error:
-        raise ConfigError(
-            f"rollout.serve: {config.host}:{config.port} cannot be served at: {error.strerror}. "
-            f"Give another rollout.serve.port, or 0 for a free one."
-        ) from error
 
 
 async def _read_body(request: Request) -> Mapping[str, Any]:

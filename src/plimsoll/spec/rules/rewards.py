@@ -12,6 +12,7 @@ from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.spec.rules.passwords import password_in
 
 _CODE: Code = "reward-settings"
+_EVALUATES = "reasoning_gym"
 _OF_FUNCTIONS = ("batch", "time_limit", "retries", "process", "memory_gib", "at_once", "options")
 
 
@@ -32,6 +33,9 @@ def reward_part(key: str, part: RewardConfig) -> Iterator[Problem]:
     elif part.memory_gib is not None and not part.process:
         why = "The memory of a function is limited only in a process of its own."
         yield at.conflict("memory_gib", why, f"{key}.process: true", _CODE)
+    elif part.name == _EVALUATES and not part.process:
+        why = "Some tasks of the library evaluate a response as Python, which nothing ends."
+        yield at.conflict("process", why, f"{key}.process: true", _CODE)
     if part.clip is not None and part.clip[0] >= part.clip[1]:
         why = "It is the lowest and the highest value, and the first is not below the second."
         yield at.invalid("clip", why, f"{key}.clip: [lowest, highest]", _CODE)
