@@ -124,6 +124,19 @@ def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None
     assert metrics(home / "hung") == metrics(home / "whole")
 
 
+@pytest.mark.engine
+def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
+    faults = {"PLIMSOLL_FAULTS": "rank.step:kill:call=5+once"}
+    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "rank-faults")
+    words = ("sft", "sft.yaml", "--run.directory", "rank", "--cluster.where", "ray")
+    outcome = run(home, *words, environment=faults, supervised=True)
+    assert outcome.code == 0, outcome.err
+    assert re.search(r"training rank 0 \(pid \d+ on node .*\) died in the phase train", outcome.err)
+    assert "Rows of step 5, counted from 0 in data.train: " in outcome.err
+    assert "The run is started again after step 4 (1 of 3" in outcome.err
+    assert metrics(home / "rank") == metrics(home / "whole")
+
+
 def test_a_signal_to_the_command_stops_the_run(home: Path) -> None:
     words = ("sft", "sft.yaml", "--run.directory", "stopped", "--run.steps", "100000")
     command = Command(home, *words, supervised=True)
