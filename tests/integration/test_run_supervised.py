@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from commands import SFT, Command, metrics, run, run_here, wait_for, write_config, write_task
+from commands import GRPO, SFT, Command, metrics, run, run_here, wait_for, write_config, write_task
 from test_run_killed import KILLED_AT, assert_each_step_once
 
 ONCE = KILLED_AT.replace(
@@ -135,6 +135,22 @@ def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
     assert "Rows of step 5, counted from 0 in data.train: " in outcome.err
     assert "The run is started again after step 4 (1 of 3" in outcome.err
     assert metrics(home / "rank") == metrics(home / "whole")
+
+
+def test_weights_that_arrive_damaged_cost_an_attempt_and_no_step(home: Path) -> None:
+    config = copy.deepcopy(GRPO) | {"run": {"directory": "grpo", "steps": 3, "save_every": 1}}
+    config["batch"] = {"prompts": 4, "responses": 2, "micro_batch_tokens": 400}
+    config["rewards"] = {"length": {"name": "length"}}
+    config["rollout"] |= {"sampling": {"max_new_tokens": 6}}
+    write_config(home, "grpo", config)
+    assert run_here(home, "grpo", "grpo.yaml").code == 0
+    faults = {"PLIMSOLL_FAULTS": "engine.receive:wrong:call=2+once"}
+    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "sync-faults")
+    words = ("grpo", "grpo.yaml", "--run.directory", "damaged")
+    outcome = run(home, *words, environment=faults, supervised=True)
+    assert outcome.code == 0, outcome.err
+    assert "arrived damaged" in outcome.err and "times in an hour for errors" in outcome.err
+    assert metrics(home / "damaged") == metrics(home / "grpo")
 
 
 def test_a_signal_to_the_command_stops_the_run(home: Path) -> None:
