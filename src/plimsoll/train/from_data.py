@@ -45,6 +45,8 @@ ItemT = TypeVar("ItemT", bound=Row | Prompt)
 RowT = TypeVar("RowT", bound=Row)
 S = TypeVar("S")
 
+_SHOWN_ROWS = 64
+
 
 @dataclass(frozen=True)
 class Work(Generic[ConfigT, ItemT]):
@@ -116,8 +118,10 @@ def _naming_rows(work: Work[ConfigT, ItemT]) -> Iterator[None]:
         is_known = isinstance(error, PlimsollError)
         is_known = is_known and not isinstance(error, WorkerFailed | WorkerDied)
         if not is_known and (step := work.session.step_under_way) > 0:
-            rows = ", ".join(map(str, work.rows_of(step)))
-            error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {rows}")
+            rows = work.rows_of(step)
+            shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))
+            more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
+            error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {shown}{more}")
         raise
 
 
