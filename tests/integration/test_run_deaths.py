@@ -54,7 +54,8 @@ STACKS = (
     r"  Logs, which end with where their threads are \(but for what is stopped\):\n"
     r"(?:    .* \(pid \d+ on node [\d.]+\): \S+\.err\n)+"
 )
-RUN_LOG = r"  Log, with the traceback: run/run\.log\n"
+RUN_LOG = r"  Rows of step 1, counted from 0 in data\.train: [\d, ]+\n"
+RUN_LOG += r"  Log, with the traceback: run/run\.log\n"
 INNOCENT = ". The kernel has killed nothing here for want of memory since the run began\n"
 KILLED = f"  Why: its process ended without a word: it was killed, or it crashed{INNOCENT}"
 ENGINE_ENDED = f"  Why: its engine process ended{INNOCENT}"

@@ -124,6 +124,16 @@ def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None
     assert metrics(home / "hung") == metrics(home / "whole")
 
 
+def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home: Path) -> None:
+    faults = {"PLIMSOLL_FAULTS": "rows.read:kill:call=1+once"}
+    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "early-faults")
+    words = ("sft", "sft.yaml", "--run.directory", "early")
+    outcome = run(home, *words, environment=faults, supervised=True)
+    assert outcome.code == 0, outcome.err
+    assert "without a word. The run is started again from its beginning (1 of 3" in outcome.err
+    assert metrics(home / "early") == metrics(home / "whole")
+
+
 @pytest.mark.engine
 def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
     faults = {"PLIMSOLL_FAULTS": "rank.step:kill:call=5+once"}

@@ -52,7 +52,10 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
         raise ConfigError(f"{error}{other_job_hint(job.name, options.config)}") from error
 
     from plimsoll.commands.preflight import check_inputs, check_rows
+    from plimsoll.run.supervised import tell_of_run
 
+    if not options.dry_run:
+        tell_of_run(spec.run, spec.cluster, is_open=False)
     check_inputs(spec, origins)
     if options.dry_run:
         check_rows(spec, origins)

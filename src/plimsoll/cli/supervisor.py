@@ -47,7 +47,7 @@ class Attempt:
 
     Attributes:
         code: the exit code of the child process; negative: the signal that killed it.
-        open: what the run told, if it came to open its directory.
+        open: what the run told, if it came to read its settings.
         end: how it ended; None if it was killed.
         now: the phase that it was killed in, if it was killed.
         asked: whether it was asked to stop meanwhile.
@@ -64,7 +64,8 @@ class Attempt:
     @property
     def was_killed(self) -> bool:
         """Whether it ended without a word."""
-        return self.open is not None and self.end is None
+        is_begun = self.open is not None and (self.open.is_open or self.code < 0)
+        return is_begun and self.end is None
 
     @property
     def is_error(self) -> bool:
@@ -93,7 +94,7 @@ def supervise(words: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKS, signal.SIGCHLD})
     attempts: list[Attempt] = []
     while True:
-        if attempts:
+        if any(attempt.open is not None and attempt.open.is_open for attempt in attempts):
             words = resuming(words, attempts[-1].end)
         last = _attempt(words)
         if attempts and last.open is None and last.code < 0:  # killed before it came so far
@@ -117,6 +118,8 @@ def why_not_again(attempts: Sequence[Attempt]) -> str | None:
     if last.open is None or last.asked or last.code == 0 or last.open.restarts == 0:
         return ""
     if last.end is not None and last.end.fault == "none":
+        return ""
+    if not last.open.is_open and last.code > 0:  # it has said what is wrong
         return ""
     if any(last.same_error(other) for other in attempts[:-1]):
         return (
@@ -196,7 +199,7 @@ def _attempt(words: Sequence[str]) -> Attempt:
         run = read_open_run(told)
     _end_leftovers()
     end = now = None
-    if run is not None:
+    if run is not None and run.is_open:
         directory = RunDirectory(Path(run.directory))
         end, now = read_end(directory.end_path), read_current_phase(directory.now_path)
     return Attempt(child.returncode, run, end, now, asked, time.monotonic())

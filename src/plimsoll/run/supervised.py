@@ -13,8 +13,13 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from plimsoll.run.files import write_whole
+
+if TYPE_CHECKING:
+    from plimsoll.config.cluster import ClusterConfig
+    from plimsoll.config.run import RunConfig
 
 VARIABLE = "PLIMSOLL_SUPERVISOR"
 """The environment variable with the path of the file; a process without it is not supervised."""
@@ -22,22 +27,35 @@ VARIABLE = "PLIMSOLL_SUPERVISOR"
 
 BEAT_SECONDS = 2.0
 """Seconds between two touches."""
+_HANG_SECONDS = 300.0
+"""How long the process may go without a sign of life if `cluster.hang_timeout` is not set: longer
+than any library holds Python's lock."""
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that has opened its directory.
+    """A run whose settings are read.
 
     Attributes:
         directory: the absolute path of the run directory.
         restarts, notify: see `RunConfig`.
         hang_seconds: how long the process may go without a sign of life; 0: for ever.
+        is_open: whether the run has opened its directory.
     """
 
     directory: str
     restarts: int
     notify: str | None = None
     hang_seconds: float = 0.0
+    is_open: bool = True
+
+
+def tell_of_run(run: RunConfig, cluster: ClusterConfig, *, is_open: bool) -> None:
+    """Tell the supervisor of a run, before its directory is open and again when it is."""
+    given = cluster.hang_timeout
+    hang_seconds = _HANG_SECONDS if given is None else given
+    directory = str(Path(run.directory).absolute())
+    tell_supervisor(OpenRun(directory, run.restarts, run.notify, hang_seconds, is_open))
 
 
 def tell_supervisor(run: OpenRun) -> None:
@@ -62,7 +80,7 @@ def _touch(path: str) -> None:
 
 
 def read_open_run(path: Path) -> OpenRun | None:
-    """Return what the run told; None if it ended before it opened its directory."""
+    """Return what the run told; None if it ended before its settings were read."""
     try:
         return OpenRun(**json.loads(path.read_bytes()))
     except FileNotFoundError:

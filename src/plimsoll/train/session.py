@@ -57,7 +57,7 @@ from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
-from plimsoll.run.supervised import OpenRun, tell_supervisor
+from plimsoll.run.supervised import tell_of_run
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.checkpoints import Checkpoints
@@ -69,9 +69,6 @@ _RELEASE_HEAP_BEFORE = ("eval", "save")
 These phases may be shorter, and their memory reading would include blocks that training has freed.
 """
 
-_HANG_SECONDS = 300.0
-"""Seconds without a sign of life after which a run is ended, without `cluster.hang_timeout`: longer
-than any library holds Python's lock."""
 
 _NEW_RUN = RunState(
     step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
@@ -320,11 +317,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         mirror = None if run.mirror is None else Mirror(run.mirror, partial(_tell_and_log, log))
         fetch = None if mirror is None else mirror.fetch
         directory = stack.enter_context(open_run(run, partial(_tell_and_log, log), fetch))
-        given = spec.cluster.hang_timeout
-        hang_seconds = _HANG_SECONDS if given is None else given
-        tell_supervisor(
-            OpenRun(str(directory.path.absolute()), run.restarts, run.notify, hang_seconds)
-        )
+        tell_of_run(run, spec.cluster, is_open=True)
         fault_point("controller.start")
         if mirror is not None:
             stack.enter_context(mirror.following(directory))

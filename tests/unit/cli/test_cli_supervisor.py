@@ -30,19 +30,33 @@ BROKE = failed("training rank 1 (pid 17 on node 10.0.0.1) failed", "error")
     "attempt",
     [
         Attempt(2),
+        Attempt(-9),
+        Attempt(2, replace(OPEN, is_open=False)),
         Attempt(0, OPEN, RunEnd("done")),
         Attempt(130, OPEN, RunEnd("stopped", "interrupted")),
         Attempt(1, OPEN, RunEnd("failed", "The reward 'mine' raised", "none")),
         replace(KILLED, asked=True),
         replace(KILLED, open=OpenRun("run", 0)),
     ],
-    ids=["before it began", "done", "stopped", "a setting", "asked to stop", "switched off"],
+    ids=[
+        "no settings",
+        "killed before them",
+        "before it began",
+        "done",
+        "stopped",
+        "a setting",
+        "asked to stop",
+        "switched off",
+    ],
 )
 def test_nothing_is_started_again_that_would_fail_again(attempt: Attempt) -> None:
     assert why_not_again([attempt]) == ""
 
 
-@pytest.mark.parametrize("attempt", [KILLED, DIED, BROKE, Attempt(1, OPEN)])
+KILLED_EARLY = Attempt(-9, replace(OPEN, is_open=False))
+
+
+@pytest.mark.parametrize("attempt", [KILLED, DIED, BROKE, Attempt(1, OPEN), KILLED_EARLY])
 def test_a_fault_of_the_machine_starts_the_run_again(attempt: Attempt) -> None:
     assert why_not_again([attempt]) is None
 
