@@ -265,8 +265,10 @@ class RayCluster:
         }
         for number, member in zip(numbers, started, strict=True):
             self._engines[number] = member
-        self._watch(started)  # one that dies while it starts is the next to be revived
-        self._wait("start", starting, timeout=self._patience)
+        try:
+            self._wait("start", starting, timeout=self._patience)
+        finally:
+            self._watch(started)  # one that died while it started is the next to be revived
         self._hangs.add(started)
         return [member.name for member in dead]
 
