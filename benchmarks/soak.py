@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -181,7 +181,8 @@ def report(directory: Path) -> None:
     """Print memory by window, the slopes, the faults, and what differs from the undisturbed run."""
     record = directory / "disturbed-record"
     samples = [json.loads(line) for line in (record / "samples.jsonl").read_text().splitlines()]
-    roles = sorted({role for row in samples for role in row["mib"]})
+    seen = Counter(role for row in samples for role in row["mib"])
+    roles = sorted(role for role, times in seen.items() if times > len(samples) / 2)
     print("| minutes | steps | all MiB | supervisor MiB | handles | processes' shared files |")
     print("| --- | --- | --- | --- | --- | --- |")
     begin = samples[0]["time"]
@@ -191,7 +192,7 @@ def report(directory: Path) -> None:
         handles, shared = (median(row[name] for row in kept) for name in ("handles", "shared"))
         at, steps = round((kept[-1]["time"] - begin) / 60), kept[-1]["steps"]
         print(f"| {at} | {steps} | {total:.0f} | {own:.1f} | {handles:.0f} | {shared:.0f} |")
-    warm = [row for row in samples if row["time"] > begin + 600 and len(row["mib"]) == len(roles)]
+    warm = [row for row in samples if row["time"] > begin + 600 and {*roles} <= row["mib"].keys()]
     print(f"\nMiB an hour, from minute 10, where all processes were there ({len(warm)} samples):")
     hours = [(row["time"] - begin) / 3600 for row in warm]
     for role in roles:
