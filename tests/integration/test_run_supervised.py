@@ -13,7 +13,18 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from commands import GRPO, SFT, Command, metrics, run, run_here, wait_for, write_config, write_task
+from commands import (
+    GRPO,
+    SFT,
+    Command,
+    Outcome,
+    metrics,
+    run,
+    run_here,
+    wait_for,
+    write_config,
+    write_task,
+)
 from test_run_killed import KILLED_AT, assert_each_step_once
 
 ONCE = KILLED_AT.replace(
@@ -114,21 +125,24 @@ def test_a_run_that_is_killed_each_time_ends_as_it_did(
     assert "The run is not started again: 2 faults" in last
 
 
+def run_with(fault: str, home: Path, job: str, directory: str, *flags: str) -> Outcome:
+    """Run a job under its supervisor, with a fault that happens once."""
+    faults = {"PLIMSOLL_FAULTS": f"{fault}+once"}
+    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / f"{directory}-faults")
+    words = (job, f"{job}.yaml", "--run.directory", directory, *flags)
+    return run(home, *words, environment=faults, supervised=True)
+
+
 def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None:
-    faults = {"PLIMSOLL_FAULTS": "controller.train_actor:hang:step=5+once"}
-    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "stopped-faults")
-    words = ("sft", "sft.yaml", "--run.directory", "hung", "--cluster.hang_timeout", "6")
-    outcome = run(home, *words, environment=faults, supervised=True)
+    fault, patience = "controller.train_actor:hang:step=5", ("--cluster.hang_timeout", "6")
+    outcome = run_with(fault, home, "sft", "hung", *patience)
     assert outcome.code == 0, outcome.err
     assert "no sign of life for" in outcome.err and "started again after step 4" in outcome.err
     assert metrics(home / "hung") == metrics(home / "whole")
 
 
 def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home: Path) -> None:
-    faults = {"PLIMSOLL_FAULTS": "rows.read:kill:call=1+once"}
-    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "early-faults")
-    words = ("sft", "sft.yaml", "--run.directory", "early")
-    outcome = run(home, *words, environment=faults, supervised=True)
+    outcome = run_with("rows.read:kill:call=1", home, "sft", "early")
     assert outcome.code == 0, outcome.err
     assert "without a word. The run is started again from its beginning (1 of 3" in outcome.err
     assert metrics(home / "early") == metrics(home / "whole")
@@ -136,10 +150,7 @@ def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home
 
 @pytest.mark.engine
 def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
-    faults = {"PLIMSOLL_FAULTS": "rank.step:kill:call=5+once"}
-    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "rank-faults")
-    words = ("sft", "sft.yaml", "--run.directory", "rank", "--cluster.where", "ray")
-    outcome = run(home, *words, environment=faults, supervised=True)
+    outcome = run_with("rank.step:kill:call=5", home, "sft", "rank", "--cluster.where", "ray")
     assert outcome.code == 0, outcome.err
     assert re.search(r"training rank 0 \(pid \d+ on node .*\) died in the phase train", outcome.err)
     assert "Rows of step 5, counted from 0 in data.train: " in outcome.err
@@ -154,10 +165,7 @@ def test_weights_that_arrive_damaged_cost_an_attempt_and_no_step(home: Path) -> 
     config["rollout"] |= {"sampling": {"max_new_tokens": 6}}
     write_config(home, "grpo", config)
     assert run_here(home, "grpo", "grpo.yaml").code == 0
-    faults = {"PLIMSOLL_FAULTS": "engine.receive:wrong:call=2+once"}
-    faults["PLIMSOLL_FAULTS_DIRECTORY"] = str(home / "sync-faults")
-    words = ("grpo", "grpo.yaml", "--run.directory", "damaged")
-    outcome = run(home, *words, environment=faults, supervised=True)
+    outcome = run_with("engine.receive:wrong:call=2", home, "grpo", "damaged")
     assert outcome.code == 0, outcome.err
     assert "arrived damaged" in outcome.err and "times in an hour for errors" in outcome.err
     assert metrics(home / "damaged") == metrics(home / "grpo")

@@ -107,7 +107,7 @@ def supervise(words: Sequence[str]) -> int:
             _tell_webhook(last, text)
         if reason is not None:
             return _end_alike(last.code)
-        wait = min(_FIRST_WAIT * 4 ** (recent(_times_alike(attempts)) - 1), _LONGEST_WAIT)
+        wait = min(_FIRST_WAIT * 4 ** (recent(_times(_alike(attempts))) - 1), _LONGEST_WAIT)
         if signal.sigtimedwait(_ASKS, wait) is not None:
             return Interrupted.exit_code
 
@@ -126,32 +126,36 @@ def why_not_again(attempts: Sequence[Attempt]) -> str | None:
             f"The run is not started again: step {last.step} ended by the same error twice, so "
             "that its data or the program is at fault, not the machine"
         )
-    number = recent(_times_alike(attempts))
+    alike = _alike(attempts)
+    number = recent(_times(alike))
     if number > last.open.restarts:
         return (
             f"The run is not started again: {number} {_kind(last)} within an hour, and "
-            f"run.restarts is {last.open.restarts}{_first_text(attempts, number)}"
+            f"run.restarts is {last.open.restarts}. {_first_text(alike[-number:])}"
         )
     return None
 
 
-def _times_alike(attempts: Sequence[Attempt]) -> list[float]:
-    """Return the ends of the attempts that count together with the last one."""
-    return [attempt.at for attempt in attempts if attempt.is_error == attempts[-1].is_error]
+def _alike(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the attempts that count together with the last one."""
+    return [attempt for attempt in attempts if attempt.is_error == attempts[-1].is_error]
+
+
+def _times(attempts: Sequence[Attempt]) -> list[float]:
+    return [attempt.at for attempt in attempts]
 
 
 def _kind(attempt: Attempt) -> str:
     return "errors" if attempt.is_error else "faults of the machine"
 
 
-def _first_text(attempts: Sequence[Attempt], number: int) -> str:
-    """Return a sentence on the first of the last attempts that count together."""
-    alike = [attempt for attempt in attempts if attempt.is_error == attempts[-1].is_error][-number:]
-    first = alike[0]
+def _first_text(attempts: Sequence[Attempt]) -> str:
+    """Return a sentence on the first of these attempts."""
+    first = attempts[0]
     why = first.end.why if first.end is not None else f"the process ended by code {first.code}"
-    same = len({attempt.step for attempt in alike}) == 1
+    same = len({attempt.step for attempt in attempts}) == 1
     rows = "; all came in this step, so its rows may be at fault" if same else ""
-    return f". The first, in step {first.step}: {why}{rows}"
+    return f"The first, in step {first.step}: {why}{rows}"
 
 
 def _tell_webhook(last: Attempt, text: str) -> None:
@@ -182,7 +186,7 @@ def _start_text(attempts: Sequence[Attempt]) -> str:
     start = "from its beginning" if latest is None else f"after step {latest[0]}"
     return (
         f"The run is started again {start}{fewer} "
-        f"({count_of(_times_alike(attempts), last.open.restarts, _kind(last))})"
+        f"({count_of(_times(_alike(attempts)), last.open.restarts, _kind(last))})"
     )
 
 

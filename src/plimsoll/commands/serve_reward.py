@@ -28,7 +28,7 @@ from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.machine.listening import bind_socket, is_loopback
+from plimsoll.machine.listening import bind_socket, is_loopback, url_of
 from plimsoll.page.serve import run_app
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.references import check_rewards
@@ -155,7 +155,7 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
             shown = f"${TOKEN}" if os.environ.get(TOKEN) else token  # a chosen one stays secret
             print(f"Authorization: Bearer {shown}  (asked of every caller)")
         for path in _paths(served):
-            print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
+            print(f"POST {url_of(host, place)}{path}", flush=True)
         run_app(_app(_paths(served), token), place)
 
 

@@ -10,7 +10,6 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import cache
-from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import psutil
 
 from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
+from plimsoll.machine.listening import is_loopback
 
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
 """Flags in /proc/cpuinfo of instructions that multiply bfloat16: two on x86, two on ARM."""
@@ -126,7 +126,7 @@ def nccl_interface(node: str) -> dict[str, str]:
     Otherwise NCCL takes the first interface of its list; on nodes with bridges, other nodes may not
     reach that one. Where the address is of this machine alone, NCCL chooses.
     """
-    interface = None if ip_address(node).is_loopback else interface_to(node, 1)
+    interface = None if is_loopback(node) else interface_to(node, 1)
     # without "=", any interface whose name begins so
     return {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}"}
 

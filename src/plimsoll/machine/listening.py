@@ -25,6 +25,12 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def url_of(host: str, listening: socket.socket) -> str:
+    """Return the URL of a socket that listens at a host's address, as `http://[::1]:8000`."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listening.getsockname()[1]}"
+
+
 def bind_socket(host: str, port: int, key: str = "--port") -> socket.socket:
     """Return a socket that listens at an address, or raise ConfigError if it is taken.
 

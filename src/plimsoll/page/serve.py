@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.faults import fault_point
-from plimsoll.machine.listening import bind_socket
+from plimsoll.machine.listening import bind_socket, url_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -77,10 +77,7 @@ def serve(
     """
     token = token or secrets.token_urlsafe(16)
     with bind_socket(host, port) as listening:
-        address = f"[{host}]" if ":" in host else host
-        print(
-            f"http://{address}:{listening.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True
-        )
+        print(f"{url_of(host, listening)}/{token}/  (Ctrl-C ends it)", flush=True)
         run_app(make_app(text, answer, token, figures), listening)
 
 

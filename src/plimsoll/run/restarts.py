@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HOUR = 3600.0
+_HOUR = 3600.0
 
 
 def recent(times: Sequence[float]) -> int:
     """Return how many of the times are within the hour that ends with the last; seconds."""
-    return sum(time > times[-1] - HOUR for time in times)
+    return sum(time > times[-1] - _HOUR for time in times)
 
 
 def count_of(times: Sequence[float], most: int, what: str) -> str:
-    """Return text such as `2 of 3 times in an hour for dead engines: run.restarts`."""
+    """Return text such as `2 of 3 times in an hour for engines: run.restarts`."""
     return f"{recent(times)} of {most} times in an hour for {what}: run.restarts"

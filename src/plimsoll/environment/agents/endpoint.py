@@ -33,7 +33,7 @@ from plimsoll.environment.agents.messages import (
 )
 from plimsoll.environment.episode import CallRefused, Episode, EpisodeMessage
 from plimsoll.errors import DataError
-from plimsoll.machine.listening import bind_socket, require_server
+from plimsoll.machine.listening import bind_socket, require_server, url_of
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import short_repr
 from plimsoll.run.output import tell
@@ -56,8 +56,7 @@ class Endpoint:
     def __init__(self, config: ServeConfig) -> None:
         require_server(" Agents need it.")
         self._listener = bind_socket(config.host, config.port, "rollout.serve.port")
-        host, port = self._listener.getsockname()[:2]
-        self.base_url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+        self.base_url = f"{url_of(self._listener.getsockname()[0], self._listener)}/v1"
         self._episodes: dict[str, Episode] = {}
         self._noted: set[str] = set()
 
