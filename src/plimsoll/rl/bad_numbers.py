@@ -9,6 +9,7 @@ import numpy as np
 from plimsoll.records import Floats, Trajectory
 from plimsoll.rl.batch import Batch, Learnables, Scores
 from plimsoll.run.bad_steps import BadNumbers
+from plimsoll.run.counting import first_of
 
 _SHOWN = 5
 
@@ -62,9 +63,8 @@ def _bad(name: str, arrays: Sequence[Floats], trajectories: Sequence[Trajectory]
         {(t.group, t.prompt.index) for array, t in pairs if not np.isfinite(array).all()}
     )
     if groups:
-        more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-        shown = ", ".join(f"{group} (row {row})" for group, row in groups[:_SHOWN])
-        yield f"{name} of group {shown}{more}"
+        shown = first_of([f"{group} (row {row})" for group, row in groups], _SHOWN)
+        yield f"{name} of group {shown}"
 
 
 def _raise(figures: Iterator[str]) -> None:

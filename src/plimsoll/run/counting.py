@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def first_of(words: Sequence[str], most: int) -> str:
+    """Return the first words as text, such as `3, 5 and 2 more`."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return f"{', '.join(words[:most])}{more}"
+
 
 def plural(count: int, what: str) -> str:
     """Return a count with its noun, such as `1 row` or `2,048 rows`."""

@@ -18,6 +18,7 @@ from plimsoll.engine.schedule import learning_rate
 from plimsoll.errors import PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
+from plimsoll.run.counting import first_of
 from plimsoll.run.readings import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
@@ -118,10 +119,8 @@ def _naming_rows(work: Work[ConfigT, ItemT]) -> Iterator[None]:
         is_known = isinstance(error, PlimsollError)
         is_known = is_known and not isinstance(error, WorkerFailed | WorkerDied)
         if not is_known and (step := work.session.step_under_way) > 0:
-            rows = work.rows_of(step)
-            shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))
-            more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
-            error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {shown}{more}")
+            rows = first_of([*map(str, work.rows_of(step))], _SHOWN_ROWS)
+            error.add_note(f"  Rows of step {step}, counted from 0 in data.train: {rows}")
         raise
 
 
