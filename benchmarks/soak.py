@@ -177,7 +177,7 @@ def windows(samples: Sequence[Row], minutes: float) -> Iterator[list[Row]]:
         yield [*rows]
 
 
-def report(directory: Path) -> None:
+def report(directory: Path, between: Sequence[float]) -> None:
     """Print memory by window, the slopes, the faults, and what differs from the undisturbed run."""
     record = directory / "disturbed-record"
     samples = [json.loads(line) for line in (record / "samples.jsonl").read_text().splitlines()]
@@ -192,12 +192,19 @@ def report(directory: Path) -> None:
         handles, shared = (median(row[name] for row in kept) for name in ("handles", "shared"))
         at, steps = round((kept[-1]["time"] - begin) / 60), kept[-1]["steps"]
         print(f"| {at} | {steps} | {total:.0f} | {own:.1f} | {handles:.0f} | {shared:.0f} |")
-    warm = [row for row in samples if row["time"] > begin + 600 and {*roles} <= row["mib"].keys()]
-    print(f"\nMiB an hour, from minute 10, where all processes were there ({len(warm)} samples):")
-    hours = [(row["time"] - begin) / 3600 for row in warm]
+    low, high = between
+    warm = [row for row in samples if low <= (row["time"] - begin) / 60 < high]
+    whole = [row for row in warm if {*roles} <= row["mib"].keys()]
+    print(f"\nMiB an hour, minutes {low:g} to {high:g}: a line through the medians of ten minutes")
+    by_window = [*windows(whole, 10)]
+    hours = [(rows[0]["time"] - begin) / 3600 for rows in by_window]
     for role in roles:
-        line = linear_regression(hours, [row["mib"][role] for row in warm])
+        line = linear_regression(
+            hours, [median(r["mib"][role] for r in rows) for rows in by_window]
+        )
         print(f"  {role}: {line.slope:+.1f} ({line.intercept:.0f} at the begin)")
+    totals = [median(sum(r["mib"][role] for role in roles) for r in rows) for rows in by_window]
+    print(f"  all: {linear_regression(hours, totals).slope:+.1f}")
     print((record / "end.json").read_text())
     rows = metrics_of(directory / "disturbed")
     fired = read_fired(record)
@@ -231,12 +238,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--hours", type=float, default=math.inf)
     parser.add_argument("--every", type=float, default=300.0, help="seconds; 0: no faults")
-    parser.add_argument("--faults", type=int, default=24)
+    parser.add_argument("--faults", type=int, default=23)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--between", type=float, nargs=2, default=(10, math.inf), help="minutes")
     at = parser.parse_args()
     at.directory.mkdir(parents=True, exist_ok=True)
-    report(at.directory) if at.report else soak(at)
+    report(at.directory, at.between) if at.report else soak(at)
 
 
 if __name__ == "__main__":
