@@ -194,17 +194,13 @@ def report(directory: Path, between: Sequence[float]) -> None:
         print(f"| {at} | {steps} | {total:.0f} | {own:.1f} | {handles:.0f} | {shared:.0f} |")
     low, high = between
     warm = [row for row in samples if low <= (row["time"] - begin) / 60 < high]
-    whole = [row for row in warm if {*roles} <= row["mib"].keys()]
-    print(f"\nMiB an hour, minutes {low:g} to {high:g}: a line through the medians of ten minutes")
-    by_window = [*windows(whole, 10)]
+    by_window = [*windows([row for row in warm if {*roles} <= row["mib"].keys()], 10)]
     hours = [(rows[0]["time"] - begin) / 3600 for rows in by_window]
-    for role in roles:
-        line = linear_regression(
-            hours, [median(r["mib"][role] for r in rows) for rows in by_window]
-        )
-        print(f"  {role}: {line.slope:+.1f} ({line.intercept:.0f} at the begin)")
-    totals = [median(sum(r["mib"][role] for role in roles) for r in rows) for rows in by_window]
-    print(f"  all: {linear_regression(hours, totals).slope:+.1f}")
+    print(f"\nMiB an hour, minutes {low:g} to {high:g}: a line through the medians of ten minutes")
+    for name, parts in {**{role: [role] for role in roles}, "all": roles}.items():
+        mib = [median(sum(row["mib"][part] for part in parts) for row in w) for w in by_window]
+        line = linear_regression(hours, mib)
+        print(f"  {name}: {line.slope:+.1f} ({line.intercept:.0f} at the begin)")
     print((record / "end.json").read_text())
     rows = metrics_of(directory / "disturbed")
     fired = read_fired(record)

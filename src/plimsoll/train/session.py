@@ -69,7 +69,6 @@ _RELEASE_HEAP_BEFORE = ("eval", "save")
 These phases may be shorter, and their memory reading would include blocks that training has freed.
 """
 
-
 _NEW_RUN = RunState(
     step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
 )

@@ -14,7 +14,7 @@ from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
 from plimsoll.rollout.price import CrowdedCard, rollout_price
-from plimsoll.run.counting import gigabytes, plural
+from plimsoll.run.counting import first_of, gigabytes, plural
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Item, Kind, Where
@@ -164,7 +164,7 @@ def _cards(job: PlannedJob) -> Iterator[Problem]:
             "more-ranks-than-gpus",
             "error",
             f"the run needs {plural(layout.cards_needed, 'GPU')} and the hardware has "
-            f"{job.hardware.cards}: no card is left for {_list_text(layout.unplaced)}",
+            f"{job.hardware.cards}: no card is left for {first_of(layout.unplaced, 4)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared, which "
             "needs rollout.staleness: 0; the parts of an engine are on one node" * sampled,
@@ -251,7 +251,3 @@ def _close(store: Store, band: Band) -> Problem:
         f"predictions may be {band.share:.0%} too low; the largest items are {largest}",
         "try it with a short run, or make room as for what does not fit",
     )
-
-
-def _list_text(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
