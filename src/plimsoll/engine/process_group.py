@@ -28,7 +28,10 @@ def expand_segments(expandable: bool) -> None:
     segments. The user's other settings are set again: PyTorch drops every setting that a change
     leaves out.
     """
-    torch._C._accelerator_setAllocatorSettings(with_segments(user_settings(), expandable))
+    bindings: Any = torch._C
+    change = getattr(bindings, "_accelerator_setAllocatorSettings", None)
+    change = change or torch.cuda.memory._set_allocator_settings  # of a torch without that name
+    change(with_segments(user_settings(), expandable))
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class HostBlocks:
         if self._spare:
             self._spare.pop()  # packs have become longer: a larger one takes its place
         room = 1 << max(0, size - 1).bit_length()  # as PyTorch's allocator rounds it anyway
-        return torch.empty(room, dtype=torch.uint8, pin_memory=self._pin)
+        return torch.empty(room, dtype=torch.uint8, device="cpu", pin_memory=self._pin)
 
     def put_back(self, block: Tensor) -> None:
         """Let a block from `take` be used again."""

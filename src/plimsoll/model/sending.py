@@ -27,8 +27,9 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     present = {name: array for name, array in arrays.items() if array is not None}
     if device.type != "cuda":
         return {name: torch.tensor(array, device=device) for name, array in present.items()}
-    # `torch.tensor` cannot pin the copy of a NumPy array.
-    buffer = torch.empty(buffer_size(present), dtype=torch.uint8, pin_memory=True)
+    # `torch.tensor` cannot pin the copy of a NumPy array. A model may load under a default device.
+    size = buffer_size(present)
+    buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     for name, view in views(present, buffer):
         np.copyto(view.numpy(), present[name])
     return dict(views(present, buffer.to(device, non_blocking=True)))
@@ -42,7 +43,7 @@ def keep_on_host(tensor: Tensor) -> Tensor:
     """
     if not tensor.is_cuda:
         return tensor.cpu()
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)
 
 

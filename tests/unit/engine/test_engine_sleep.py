@@ -31,6 +31,15 @@ def test_views_are_views_again_with_the_same_bytes() -> None:
     assert weight[0, 0] == 100.0 and copies.readable(flat) is flat
 
 
+def test_host_copies_are_on_the_host_under_any_default_device() -> None:
+    weight, copies = torch.arange(3.0), HostCopies(HERE)
+    with torch.device("meta"):
+        copies.put([weight])
+        assert copies.readable(weight).tolist() == [0.0, 1.0, 2.0]
+        copies.take_back()
+    assert weight.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_hook_and_a_gradient_outlive_a_sleep() -> None:
     weight, seen = nn.Parameter(torch.ones(4)), list[Tensor]()
     weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter))

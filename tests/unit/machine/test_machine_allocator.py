@@ -88,6 +88,17 @@ def test_pytorch_takes_what_is_changed_and_what_stays() -> None:
     assert found == "max_split_size_mb:64,expandable_segments:False"
 
 
+def test_an_older_torch_is_asked_by_its_own_name() -> None:
+    older = """
+change = torch._C._accelerator_setAllocatorSettings
+del torch._C._accelerator_setAllocatorSettings
+torch.cuda.memory._set_allocator_settings = change
+from plimsoll.engine.process_group import expand_segments
+expand_segments(True)
+"""
+    assert run(older + READ) == "expandable_segments:True"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(

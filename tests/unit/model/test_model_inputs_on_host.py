@@ -42,6 +42,11 @@ def test_a_block_is_used_again_and_a_larger_one_takes_its_place() -> None:
     assert not blocks._spare
 
 
+def test_a_block_is_on_the_host_under_any_default_device() -> None:
+    with torch.device("meta"):
+        assert HostBlocks(pin=False).take(8).device.type == "cpu"
+
+
 def test_tensors_of_a_cpu_stay_where_they_are() -> None:
     inputs = torch.randn(3, requires_grad=True)
     with InputsOnHost().saving():

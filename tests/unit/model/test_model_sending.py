@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,30 @@ def test_one_buffer_holds_arrays_of_every_kind() -> None:
     assert size == used and not any(start % ALIGNMENT for start in starts)
 
 
+def pinning_calls() -> Iterator[tuple[str, ast.Call]]:
+    """Yield the calls that may pin what they make, with their file and line."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and any(k.arg == "pin_memory" for k in node.keywords):
+                yield f"{path}:{node.lineno}", node
+
+
+def test_what_is_pinned_is_on_the_host_under_any_default_device() -> None:
+    """PyTorch cannot pin what a default device has put on a card, and only a card would show it."""
+    places = {
+        place: [ast.unparse(k.value) for k in call.keywords if k.arg == "device"]
+        for place, call in pinning_calls()
+    }
+    assert len(places) >= 4 and [p for p, where in places.items() if where != ["'cpu'"]] == []
+
+
 def test_no_code_pins_while_it_makes_a_tensor_of_data() -> None:
     """PyTorch refuses that for NumPy arrays, and only a card would show it."""
     makers = {"tensor", "as_tensor", "asarray", "from_numpy"}
     wrong = [
-        f"{path}:{node.lineno}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in makers
-        and any(keyword.arg == "pin_memory" for keyword in node.keywords)
+        place
+        for place, call in pinning_calls()
+        if isinstance(call.func, ast.Attribute) and call.func.attr in makers
     ]
     assert len(SOURCES) > 100 and not wrong
     with pytest.raises(RuntimeError, match="pin"):

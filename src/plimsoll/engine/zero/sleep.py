@@ -64,7 +64,7 @@ class HostCopies:
 
     def _copy(self, storage: UntypedStorage) -> Tensor:
         pin = self._device.type == "cuda"
-        block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pin)
+        block = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu", pin_memory=pin)
         return block.copy_(_bytes_of(storage), non_blocking=True)
 
     def take_back(self) -> None:
@@ -80,7 +80,7 @@ class HostCopies:
         moved = self._moved.get(tensor.untyped_storage()._cdata)
         if moved is None:
             return tensor
-        view = torch.empty(0, dtype=tensor.dtype)
+        view = torch.empty(0, dtype=tensor.dtype, device="cpu")
         storage = moved.block.untyped_storage()
         return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
