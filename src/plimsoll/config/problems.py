@@ -102,6 +102,7 @@ Code = Literal[
     "staleness-cards",
     "staleness-correction",
     "staleness-groups",
+    "staleness-labels",
     "state-dtype",
     "sync-route",
     "tensor-parallel",

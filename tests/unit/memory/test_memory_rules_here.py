@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +99,7 @@ SLEEP = {"rollout.placement": "shared", "rollout.vllm.sleep_level": 1}
 
 
 @pytest.mark.parametrize(
-    ("changes", "environment", "refused"),
+    ("changes", "environment", "warned"),
     [
         (SLEEP, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
         (SLEEP, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}, True),
@@ -111,14 +113,49 @@ SLEEP = {"rollout.placement": "shared", "rollout.vllm.sleep_level": 1}
     ],
 )
 def test_sleep_and_expandable_segments(
-    changes: dict[str, Any], environment: dict[str, str], refused: bool
+    changes: dict[str, Any], environment: dict[str, str], warned: bool
 ) -> None:
     here = replace(HERE, allocator=named_settings(environment))
     found = conflicts("ppo", changes, here=here)
-    assert ("sleep-expandable-segments" in found) == refused
-    if refused:
+    assert ("sleep-expandable-segments" in found) == warned
+    if warned:
         problem = found["sleep-expandable-segments"]
-        assert next(iter(environment)) in problem.what and problem.is_conflict
+        assert next(iter(environment)) in problem.what and problem.severity == "warning"
+
+
+STALE = {"rollout.staleness": 1, "algorithm.correction": {"name": "truncate"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "method", "refused"),
+    [
+        (STALE, "pause_generation", True),  # vLLM 0.26
+        (STALE, "update_weight_version", False),
+        (STALE | {"cluster.address": "head:6379"}, "pause_generation", False),
+        ({}, "pause_generation", False),
+    ],
+)
+def test_a_vllm_whose_tokens_have_no_versions(
+    changes: dict[str, Any],
+    method: str,
+    refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = tmp_path / "vllm" / "v1" / "engine"
+    engine.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (engine / "async_llm.py").write_text(f"class AsyncLLM:\n    async def {method}(self): ...\n")
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = conflicts("ppo", changes, here=HERE)
+    assert ("staleness-labels" in found) == refused
+    if refused:
+        assert found["staleness-labels"].is_conflict
+
+
+def test_the_installed_vllm_labels_tokens() -> None:
+    assert "staleness-labels" not in conflicts("ppo", STALE, here=HERE)
 
 
 def test_a_share_that_is_not_free_at_the_start() -> None:

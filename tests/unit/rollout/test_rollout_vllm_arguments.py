@@ -1,7 +1,10 @@
-"""What vLLM's engine is started with, on cards and on the CPU."""
+"""What vLLM's engine is started with, on cards and on the CPU, and how its tokens get versions."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -9,7 +12,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.engine import _arguments
+from plimsoll.rollout.vllm.engine import _arguments, _label_tokens
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +55,16 @@ def test_a_cpu_is_left_its_own_batches(model: str) -> None:
 )
 def test_a_batch_costs_no_more_than_logits_do(model: str, vllm: VllmConfig, tokens: int) -> None:
     assert arguments(model, "cuda", vllm)["max_num_batched_tokens"] == tokens
+
+
+def test_tokens_have_the_labels_of_their_spans_where_vllm_gives_some() -> None:
+    begun = np.full(5, 3)
+    spans = [
+        SimpleNamespace(start=0, end=2, version="default"),
+        SimpleNamespace(start=2, end=5, version="4"),
+    ]
+    labelled = SimpleNamespace(token_ids=[], weight_versions=spans)
+    assert _label_tokens(labelled, begun).tolist() == [3, 3, 4, 4, 4]
+    assert _label_tokens(SimpleNamespace(weight_versions=None), begun).tolist() == [3] * 5
+    of_vllm_026 = SimpleNamespace(token_ids=[])  # its completions have no such attribute
+    assert _label_tokens(of_vllm_026, begun).tolist() == [3] * 5

@@ -133,7 +133,7 @@ class VllmEngine:
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
-        versions = _label_tokens(completion.weight_versions, sampled.weight_versions)
+        versions = _label_tokens(completion, sampled.weight_versions)
         return replace(sampled, weight_versions=versions, figures=_prefix_figures(output))
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
@@ -215,7 +215,8 @@ class VllmEngine:
 
     async def resume(self) -> None:
         """Let vLLM sample on, and label further tokens with the version of the weights."""
-        await self._llm.update_weight_version(str(self._version))
+        if hasattr(self._llm, "update_weight_version"):
+            await self._llm.update_weight_version(str(self._version))
         await self._llm.resume_generation()
         self._running.set()
 
@@ -348,10 +349,13 @@ def _prefix_figures(output: Any) -> dict[str, float]:
     return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
 
 
-def _label_tokens(spans: Sequence[Any] | None, versions: Ints) -> Ints:
-    """Return each token's version: that of its span where vLLM has a label from `resume`."""
+def _label_tokens(completion: Any, versions: Ints) -> Ints:
+    """Return each token's version: that of its span where vLLM has a label from `resume`.
+
+    vLLM 0.26 has no labels, and needs none: there no response goes on across a sync (rules.py).
+    """
     labelled = versions.copy()
-    for span in spans or ():
+    for span in getattr(completion, "weight_versions", None) or ():
         if span.version.isdecimal():  # vLLM's own first label is a word
             labelled[span.start : span.end] = int(span.version)
     return labelled

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from plimsoll.config.problems import Problem, finding
+from plimsoll.config.problems import Problem, Section, finding
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import FOR_TRITON, LIBNUMA
 from plimsoll.machine.versions import Failure, Package, installed_version, package_finding
@@ -63,6 +65,27 @@ def check_build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
         why += "the other's devices"
         fix = f"make BACKEND={backend} setup, or {OTHER_ENGINE}"
         yield Problem("vllm-build", "error", what, why, fix)
+
+
+def installed_file(*parts: str) -> Path | None:
+    """Return the path of a file of the installed vLLM; None if vLLM is not installed."""
+    vllm = find_spec("vllm")
+    if vllm is None or not vllm.submodule_search_locations:
+        return None
+    return Path(vllm.submodule_search_locations[0], *parts)
+
+
+def check_labels(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Refuse `rollout.staleness` with a vLLM that does not label tokens with a weight version."""
+    if spec.engines is None or spec.engines.staleness == 0 or spec.cluster.address is not None:
+        return
+    engine = installed_file("v1", "engine", "async_llm.py")
+    if engine is not None and "def update_weight_version" not in engine.read_text("utf-8"):
+        why = "A response goes on across syncs, and the installed vLLM does not say which of its "
+        why += "tokens were sampled after one (AsyncLLM has no update_weight_version)."
+        fix = f"install vLLM {VERSION} (plimsoll setup-vllm), or rollout.staleness: 0"
+        at = Section("", spec.config)
+        yield at.conflict("rollout.staleness", why, fix, "staleness-labels")
 
 
 def find_installed(seen: Installed) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """The requirements of vLLM on a config, on a model's files and on a machine.
 
-The names under `rollout.vllm.arguments` are checked against the installed vLLM. Its file is parsed
-and not imported, because importing it needs torch.
+The names under `rollout.vllm.arguments` are checked against the installed vLLM. Its files are read
+and not imported, because importing them needs torch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import ast
 import difflib
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from plimsoll.config.cluster import Device
@@ -24,8 +22,10 @@ from plimsoll.rollout.vllm.installation import (
     OTHER_ENGINE,
     PACKAGES,
     check_build,
+    check_labels,
     find_installed,
     find_tools,
+    installed_file,
 )
 from plimsoll.rollout.vllm.speculation import draft_model
 from plimsoll.shapes.known_models import head_sizes
@@ -87,10 +87,9 @@ def check_arguments(vllm: VllmConfig) -> Iterator[Problem]:
 @cache
 def _known() -> frozenset[str] | None:
     """Return the argument names of the installed vLLM's engine; None if vLLM is not installed."""
-    vllm = find_spec("vllm")
-    if vllm is None or not vllm.submodule_search_locations:
+    file = installed_file("engine", "arg_utils.py")
+    if file is None:
         return None
-    file = Path(vllm.submodule_search_locations[0], "engine", "arg_utils.py")
     return frozenset(
         line.target.id
         for node in ast.parse(file.read_text(encoding="utf-8")).body
@@ -218,17 +217,18 @@ def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
-    """Yield problems of the machine's packages and environment that keep vLLM from starting."""
+    """Yield problems of vLLM with the machine's packages and environment."""
     yield from check_build(spec, host)
+    yield from check_labels(spec)
     level = _vllm(spec).sleep_level
     if level > 0 and expands(host.allocator):
         what = f"rollout.vllm.sleep_level: {level}, and the environment has {host.allocator}"
-        why = "engines sleep by a memory pool that expandable segments cannot make: vLLM stops "
-        why += "with `Expandable segments are not compatible with memory pool`, or turns them off "
-        why += "unasked"
+        why = "engines sleep by a memory pool that expandable segments cannot make: vLLM 0.32 "
+        why += "turns them off for that pool and on for the rest; older versions may stop with "
+        why += "`Expandable segments are not compatible with memory pool`"
         fix = "take expandable_segments:True out of the variable: ranks have it by themselves, and "
         fix += "engines need none"
-        yield Problem("sleep-expandable-segments", "error", what, why, fix)
+        yield Problem("sleep-expandable-segments", "warning", what, why, fix)
 
 
 def _start(spec: RunSpec[Any], device: Device) -> Iterator[Problem]:
