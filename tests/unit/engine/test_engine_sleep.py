@@ -40,6 +40,16 @@ def test_host_copies_are_on_the_host_under_any_default_device() -> None:
     assert weight.tolist() == [0.0, 1.0, 2.0]
 
 
+def test_what_nobody_reads_is_emptied_and_not_copied() -> None:
+    used, bucket = torch.arange(3.0), torch.ones(1000)
+    copies = HostCopies(HERE)
+    copies.put([used, bucket], unused=[bucket])
+    assert bucket.untyped_storage().nbytes() == used.untyped_storage().nbytes() == 0
+    assert sum(m.block.nbytes for m in copies._moved.values() if m.block is not None) == 12
+    copies.take_back()
+    assert bucket.untyped_storage().nbytes() == 4000 and used.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_hook_and_a_gradient_outlive_a_sleep() -> None:
     weight, seen = nn.Parameter(torch.ones(4)), list[Tensor]()
     weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter))

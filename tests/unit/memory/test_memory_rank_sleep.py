@@ -98,7 +98,6 @@ def test_flat_buffers_lie_in_one_block_of_a_power_of_two_each() -> None:
         "actor fp32 masters asleep": RANKS * sum(moments) // 2,
         "actor moments asleep": RANKS * sum(moments),
         "actor accumulated gradients asleep": RANKS * pinned_block(4 * share),
-        "actor reduce bucket asleep": RANKS * pinned_block(2 * 50_000_000),
     }
     assert on_host(grpo("states")) == flat
     weights = RANKS * pinned_block(2 * share)

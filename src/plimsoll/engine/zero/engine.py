@@ -40,7 +40,7 @@ from plimsoll.engine.zero.optimizer import (
     moment_rows,
 )
 from plimsoll.engine.zero.settings import deepspeed_settings
-from plimsoll.engine.zero.sleep import HostCopies, states_of, weights_of
+from plimsoll.engine.zero.sleep import HostCopies, buckets_of, states_of, weights_of
 from plimsoll.run.readings import DividedShare
 
 _DTYPE_NAMES = {2: "bf16", 4: "fp32"}
@@ -83,7 +83,9 @@ class ZeroEngine:
         if self._zero.stage == 3:
             self._engine.optimizer.empty_partition_cache()  # divided weights alone are moved
         averages = [] if self._average is None else self._average.rows
-        self._states_asleep.put((*states_of(self.module, self._engine.optimizer), *averages))
+        optimizer = self._engine.optimizer
+        states = (*states_of(self.module, optimizer), *averages)
+        self._states_asleep.put(states, unused=buckets_of(optimizer))
         if weights:
             self._weights_asleep.put(weights_of(self.module))
 

@@ -26,10 +26,11 @@ _BESIDE = ("ds_tensor", "ds_secondary_tensor", "quant_state")
 
 @dataclass(frozen=True)
 class _Moved:
-    """A storage that is empty now, and the bytes that it had."""
+    """A storage that is empty now, the size that it had, and its bytes unless they held nothing."""
 
     storage: UntypedStorage
-    block: Tensor
+    size: int
+    block: Tensor | None
 
 
 class HostCopies:
@@ -46,21 +47,28 @@ class HostCopies:
         """Return whether anything is asleep."""
         return bool(self._moved)
 
-    def put(self, tensors: Iterable[Tensor]) -> None:
+    def put(self, tensors: Iterable[Tensor], unused: Iterable[Tensor] = ()) -> None:
         """Move the storages of these tensors to host memory; those of other devices stay.
 
         So does a storage that cannot be emptied: on CPU, weights that are mapped from a file.
+        `unused`: tensors whose values nobody reads again; they are not copied.
         """
         self._synchronize()  # other streams may still read the tensors
+        for tensor in unused:
+            self._empty(tensor, copies=False)
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            here = storage.device.type == self._device.type and storage.resizable()
-            if here and storage.nbytes():
-                self._moved[storage._cdata] = _Moved(storage, self._copy(storage))
-                storage.resize_(0)
+            self._empty(tensor, copies=True)
         self._synchronize()  # so that the host may read the copies
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # so that other processes may have the memory
+
+    def _empty(self, tensor: Tensor, copies: bool) -> None:
+        storage = tensor.untyped_storage()
+        here = storage.device.type == self._device.type and storage.resizable()
+        if here and (size := storage.nbytes()):
+            block = self._copy(storage) if copies else None
+            self._moved[storage._cdata] = _Moved(storage, size, block)
+            storage.resize_(0)
 
     def _copy(self, storage: UntypedStorage) -> Tensor:
         pin = self._device.type == "cuda"
@@ -70,8 +78,9 @@ class HostCopies:
     def take_back(self) -> None:
         """Move everything back to the device."""
         for moved in self._moved.values():
-            moved.storage.resize_(moved.block.nbytes)
-            _bytes_of(moved.storage).copy_(moved.block, non_blocking=True)
+            moved.storage.resize_(moved.size)
+            if moved.block is not None:
+                _bytes_of(moved.storage).copy_(moved.block, non_blocking=True)
         self._moved.clear()
         self._synchronize()  # DeepSpeed gathers weights on another stream, which would not wait
 
@@ -80,6 +89,7 @@ class HostCopies:
         moved = self._moved.get(tensor.untyped_storage()._cdata)
         if moved is None:
             return tensor
+        assert moved.block is not None, "a tensor that nobody reads"
         view = torch.empty(0, dtype=tensor.dtype, device="cpu")
         storage = moved.block.untyped_storage()
         return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -107,6 +117,12 @@ def states_of(module: nn.Module, optimizer: object) -> Iterator[Tensor]:
     for tensor in held_tensors([optimizer, *module.parameters()]):
         if tensor.untyped_storage()._cdata not in weights:
             yield tensor
+
+
+def buckets_of(optimizer: Any) -> Iterator[Tensor]:
+    """Yield the buffers in which DeepSpeed reduces gradients: they hold nothing between steps."""
+    for bucket in getattr(optimizer, "ipg_buckets", {}).values():
+        yield from held_tensors(bucket.buffer)
 
 
 def held_tensors(root: object) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.price import RoleWork
 from plimsoll.engine.zero.sizes import ZeroSizes
+from plimsoll.engine.zero.states import REDUCE_BUCKET
 from plimsoll.model.price.form import adapter_tensors
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.timeline.tensors import Life, Tensors
@@ -38,7 +39,8 @@ def with_sleep(
             yield tensor
             continue
         yield replace(tensor, asleep=asleep)
-        yield from _copies(tensor, sizes, pieces)
+        if tensor.name != REDUCE_BUCKET:  # it holds nothing between steps
+            yield from _copies(tensor, sizes, pieces)
 
 
 def _copies(tensor: Tensors, sizes: ZeroSizes, pieces: Pieces) -> Iterator[Tensors]:

@@ -34,6 +34,8 @@ _STAGE3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py"
 _BF16 = "DeepSpeed 0.19.8, runtime/bf16_optimizer.py"
 _STAGE0 = "DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py and runtime/engine.py"
 _LARGEST = "of the largest tensor"
+REDUCE_BUCKET = "reduce bucket"
+"""The name of the buffer in which gradients are reduced; it holds nothing between steps."""
 _AHEAD = 3
 """Buckets by which the host may be ahead of a stream: it waits if more than two are on their way,
 then sends one (`max_param_reduce_events`, and in partitioned_param_coordinator.py
@@ -165,7 +167,7 @@ class _Stage:
             yield from self._staging()
         if sizes.stage == 1:
             yield self.whole("gradients", "gradients", each, "training")
-            yield self.buffer("reduce bucket", "elements", sizes.bucket, each, "training")
+            yield self.buffer(REDUCE_BUCKET, "elements", sizes.bucket, each, "training")
             share = self.share("gradients", "share of gradients", each, "norming")
             yield share if sizes.offload else replace(share, each=sizes.master, life="stepping")
         else:
@@ -176,7 +178,7 @@ class _Stage:
 
     def _stage_2_gradients(self) -> Iterator[Tensors]:
         counts, sizes, each = self.counts, self.sizes, self.counts.element
-        yield self.buffer("reduce bucket", "elements", sizes.bucket, each, "backward")
+        yield self.buffer(REDUCE_BUCKET, "elements", sizes.bucket, each, "backward")
         oversized = self.share("gradients", "oversized gradients", each, "backward")
         of = "in tensors larger than a bucket"
         yield replace(oversized, of=of, elements=counts.oversized)
@@ -207,7 +209,7 @@ class _Stage:
             copied = min(share, sizes.sub_group)
             wide = sizes.master + (each if each != sizes.master else 0)  # flattened, then cast
             yield self.buffer("copy of a sub-group", "gradients", copied, wide, "stepping")
-        yield self.buffer("reduce bucket", "elements", sizes.bucket, element, "built")
+        yield self.buffer(REDUCE_BUCKET, "elements", sizes.bucket, element, "built")
         yield from self._overlapped() if sizes.overlaps else (self._reduce_copy(),)
         if each != element:
             yield self._widened_gradient()
