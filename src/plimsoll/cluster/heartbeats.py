@@ -20,7 +20,8 @@ _SEVERAL = 5.0
 """A silence may last this many times as long as the longest silence before."""
 _IDLE = 0.03
 """A process works if it uses more than this share of one core. A Ray process that only waits uses a
-third of that."""
+third of that. A rank on a card uses a whole core while it waits for others in a collective; so it
+works if a call or a micro-batch has ended."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Pulse:
     """A process's answer about itself and its descendants.
 
     Attributes:
-        cpu_seconds: CPU time used since they began.
+        cpu_seconds: CPU time used since they began; 0 if it does not tell work from waiting.
         on_disk: Whether one of their threads waits for a disk.
+        ends: How many calls and micro-batches have ended, if the process counts them.
     """
 
     cpu_seconds: float
     on_disk: bool
+    ends: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Heartbeats:
             pulses={**self.pulses, name: (self.now, pulse)},
             longest=max(self.longest, self.now - self.asked.get(name, self.now)),
         )
-        works = pulse.on_disk or used > _IDLE * (self.now - then)
+        works = pulse.on_disk or pulse.ends > before.ends or used > _IDLE * (self.now - then)
         return answered.move() if works else answered
 
     def forget(self, names: Collection[str]) -> Heartbeats:
@@ -134,16 +137,27 @@ def allowance(hang_timeout: float | None, call: str, longest: float | None) -> f
     """
     if hang_timeout is not None:
         return hang_timeout or inf
-    whole_model = call.startswith(("load_", "save_"))
-    least = FIRST_SECONDS if longest is None or whole_model else LEAST_SECONDS
+    least = FIRST_SECONDS if longest is None or takes_whole_model(call) else LEAST_SECONDS
     return max(least, _SEVERAL * (longest or 0.0))
 
 
-def read_pulse() -> Pulse:
-    """Return the pulse of this process and its descendants."""
+def takes_whole_model(call: str) -> bool:
+    """Return whether a method loads or saves a whole model, which has no parts to count."""
+    return call.startswith(("load_", "save_"))
+
+
+def read_pulse(ends: int = 0, *, spins: bool = False) -> Pulse:
+    """Return the pulse of this process and its descendants.
+
+    Args:
+        ends: How many calls and micro-batches have ended here.
+        spins: Whether the process may use a core while it only waits. A host that waits for a card
+            does: CUDA asks the card again and again.
+    """
     this_process = psutil.Process()
     pulses = [_pulse(process) for process in (this_process, *this_process.children(recursive=True))]
-    return Pulse(sum(p.cpu_seconds for p in pulses), any(p.on_disk for p in pulses))
+    cpu_seconds = 0.0 if spins else sum(p.cpu_seconds for p in pulses)
+    return Pulse(cpu_seconds, any(p.on_disk for p in pulses), ends)
 
 
 def _pulse(process: psutil.Process) -> Pulse:

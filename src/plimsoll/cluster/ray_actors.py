@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from plimsoll.cluster.heartbeats import Pulse, read_pulse
+from plimsoll.cluster.heartbeats import Pulse, read_pulse, takes_whole_model
 from plimsoll.machine.faults import fault_point, name_process
 from plimsoll.machine.host import free_port, nccl_interface
 from plimsoll.machine.incident import NodeState, read_node
@@ -95,11 +95,13 @@ class RankActor:
         from plimsoll.engine.worker import Worker
 
         name_process("rank", place.rank)
+        self._call = ""
         self._worker = Worker(place)
         fault_point("rank.start")
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the worker; return its result."""
+        self._call = method
         return self._worker.do(method, *arguments)
 
     def look(self, pids: Sequence[int]) -> NodeState:
@@ -114,7 +116,8 @@ class RankActor:
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def sign(self) -> Pulse:
         """Return this process's pulse; a separate thread answers, also during `call`."""
-        return read_pulse()
+        call, worker = self._call, self._worker
+        return read_pulse(worker.ends, spins=worker.waits_for_card and not takes_whole_model(call))
 
 
 class EngineActor:

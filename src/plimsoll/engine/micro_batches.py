@@ -21,7 +21,7 @@ Shares = dict[str, list[torch.Tensor | float]]
 
 def score(
     engine: Engine,
-    packs: Sequence[Pack],
+    packs: Iterable[Pack],
     forward: Callable[[PackTensors], Tensor],
     device: torch.device,
 ) -> list[Floats]:

@@ -7,7 +7,7 @@ computed chunk by chunk when they are compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class TeacherForward:
 
 
 def teacher_forward(
-    teacher: Engine, packs: Sequence[Pack], device: torch.device
+    teacher: Engine, packs: Iterable[Pack], device: torch.device
 ) -> list[TeacherForward]:
     """Return the teacher's hidden states for each pack."""
     with teacher.scoring():

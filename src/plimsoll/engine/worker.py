@@ -88,7 +88,11 @@ class Worker:
     Consumes: calls, the same on every rank in the same order, each with the rank's own packs. Waits
     for: the other ranks, inside collectives. Unblocked by: their making the same call. Produces:
     log-probs, values, step results, weight buckets, files. Shut down by `stop`, or with its
-    process.
+    process. `break_off` may be called beside another call.
+
+    Attributes:
+        ends: How many calls and micro-batches have ended. If the number stays, the rank does not
+            work.
     """
 
     def __init__(self, place: Place) -> None:
@@ -102,6 +106,7 @@ class Worker:
         self._outlet: Outlet | None = None
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
         self._vote = Vote(place)
+        self.ends = 0
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method of this worker by its name, and return its result.
@@ -110,7 +115,14 @@ class Worker:
             OutOfMemory: Memory ran out; the error names the role at work.
         """
         with explain_shortage(self._device, lambda: self._busy_with, self.shares):
-            return getattr(self, method)(*arguments)
+            result = getattr(self, method)(*arguments)
+        self.ends += 1
+        return result
+
+    @property
+    def waits_for_card(self) -> bool:
+        """Whether the host computes little, and mostly waits for its card."""
+        return self._device.type == "cuda"
 
     def load_policy(
         self, name: RoleName, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
@@ -170,7 +182,8 @@ class Worker:
     def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """Return the log-prob of every learned token, one array [L] per pack; nats."""
         engine = self._engine(role)
-        return score(engine, packs, lambda pack: engine.forward(pack)[0], self._device)
+        counted = self._counted(packs)
+        return score(engine, counted, lambda pack: engine.forward(pack)[0], self._device)
 
     def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """Return the log-prob of each sequence, summed over its learned tokens.
@@ -182,7 +195,7 @@ class Worker:
         def sum_log_probs(pack: PackTensors) -> Tensor:
             return sums(engine.forward(pack)[0], pack.cu_loss_tokens)
 
-        return score(engine, packs, sum_log_probs, self._device)
+        return score(engine, self._counted(packs), sum_log_probs, self._device)
 
     def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """Return `log_probs` at temperature 1, whatever temperature the role samples with."""
@@ -197,7 +210,8 @@ class Worker:
         `read_at` chooses the positions of a pack at which the model scores.
         """
         engine = self._engine(role)
-        return score(engine, packs, lambda pack: engine.forward(read_at(pack)), self._device)
+        counted = self._counted(packs)
+        return score(engine, counted, lambda pack: engine.forward(read_at(pack)), self._device)
 
     def set_padding(self, role: RoleName, token: int | None) -> None:
         """Set the padding token in a value model's config.
@@ -296,7 +310,8 @@ class Worker:
         engine = self._trained_engine(role)
         self._seed_step(role, engine)
         pack_streams: Sequence[Any] = self._distillation if streams is None else streams
-        return learn(engine, losses(engine, packs, pack_streams, counts, objective, self._device))
+        counted = self._counted(packs)
+        return learn(engine, losses(engine, counted, pack_streams, counts, objective, self._device))
 
     def _step(self, role: RoleName, metrics: dict[str, float], rate: float) -> UpdateResult:
         """Update a role's weights; see `train`."""
@@ -313,7 +328,8 @@ class Worker:
     def teacher_forward(self, packs: Sequence[Pack]) -> None:
         """Run the teacher on the packs that the actor gets next, and keep its outputs here."""
         self._distillation.clear()
-        self._distillation = teacher_forward(self._engine("teacher"), packs, self._device)
+        teacher, counted = self._engine("teacher"), self._counted(packs)
+        self._distillation = teacher_forward(teacher, counted, self._device)
 
     def measure_distillation(
         self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
@@ -322,10 +338,16 @@ class Worker:
 
         `packs`: the same as in the last `teacher_forward`.
         """
-        engine = self._engine("actor")
+        engine, counted = self._engine("actor"), self._counted(packs)
         return measure(
-            engine, losses(engine, packs, self._distillation, counts, objective, self._device)
+            engine, losses(engine, counted, self._distillation, counts, objective, self._device)
         )
+
+    def _counted(self, packs: Iterable[Pack]) -> Iterator[Pack]:
+        """Yield the packs, and count each as ended when the next is asked for."""
+        for pack in packs:
+            yield pack
+            self.ends += 1
 
     def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
         """Seed torch for one optimizer step (dropout) from the role's seed, the step and the rank.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 
@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.heartbeats import Hang, Heartbeats, Pulse, _state, allowance, read_pulse
+from plimsoll.cluster.heartbeats import (
+    Hang,
+    Heartbeats,
+    Pulse,
+    _state,
+    allowance,
+    read_pulse,
+    takes_whole_model,
+)
 
 ALLOWED = 60.0
 EVERY = 5.0
@@ -99,6 +107,34 @@ def test_time_in_which_nobody_watched_does_not_count() -> None:
     heartbeats = Heartbeats().later(EVERY, 2 * EVERY).ask("rank 0").later(3600, 2 * EVERY)
     assert heartbeats.hang(ALLOWED) is None
     assert heartbeats.now == 3 * EVERY
+
+
+def watch_spinning(ends: Callable[[float], int]) -> Hang | None:
+    """Watch two ranks on cards, whose hosts spin, by how many micro-batches have ended by when."""
+    heartbeats = Heartbeats()
+    for _ in range(100):
+        heartbeats = heartbeats.later(EVERY, 2 * EVERY)
+        for name in heartbeats.asked:
+            pulse = Pulse(0.0, False, ends(heartbeats.now))
+            heartbeats = heartbeats.answer(name, pulse)
+        if hang := heartbeats.hang(ALLOWED):
+            return hang
+        for name in ("rank 0", "rank 1"):
+            heartbeats = heartbeats.ask(name)
+    return None
+
+
+def test_ranks_that_spin_work_as_long_as_micro_batches_end() -> None:
+    assert watch_spinning(lambda now: int(now / (0.9 * ALLOWED))) is None
+    hang = watch_spinning(lambda now: int(min(now, 100) / 10))  # then each waits for the other
+    assert hang is not None and hang.silent == () and ALLOWED < hang.seconds <= ALLOWED + 2 * EVERY
+
+
+def test_a_host_that_spins_has_a_pulse_without_cpu_time() -> None:
+    """CUDA's wait takes a whole core; loading and saving are judged by the CPU all the same."""
+    spinning = read_pulse(7, spins=True)
+    assert (spinning.cpu_seconds, spinning.ends) == (0.0, 7) and read_pulse().cpu_seconds > 0
+    assert takes_whole_model("load_policy") and not takes_whole_model("train")
 
 
 @given(
