@@ -87,6 +87,7 @@ class Pair:
     def transfer(self, bucket_bytes: int, version: int) -> int:
         plan = self.worker.weight_plan("actor", bucket_bytes, True, self.only_trained)
         channel = self.worker.open_channel("host", plan.largest, True, 1)
+        assert channel is not None
         announced = tuple(name for name in plan.names if name != self.withheld)
         self.loop.run(self.engine.begin_sync(announced, channel))
         sent = sum(map(self.send, plan.buckets))

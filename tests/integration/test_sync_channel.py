@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing import get_context
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
 from buckets import CPU
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from plimsoll.engine.channel import (
     CardInlet,
@@ -21,10 +25,13 @@ from plimsoll.engine.channel import (
     HostRelay,
     Inlet,
     Outlet,
+    _abort_when_over,
+    _errors_end_only_groups,
     open_inlet,
     open_outlet,
 )
 from plimsoll.engine.weights import WeightBucket, ship_bucket, split_bytes, sum_pieces
+from plimsoll.errors import WeightSyncError
 
 LARGEST = 64
 ROUNDS = 5
@@ -175,6 +182,88 @@ def test_an_engine_keeps_far_bytes_for_its_processes() -> None:
     assert isinstance(handle[0], str) and torch.equal(data, torch.from_numpy(bucket.handle[0]))
     assert relay.forward(handle) is handle
     assert relay.forward(("card", b"name")) == ("card", b"name")
+
+
+def run_in_thread(call: Callable[[], object]) -> Future[object]:
+    """Return the result of a call that may wait for ever, in a thread that ends with the test."""
+    future: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except WeightSyncError as error:
+            future.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return future
+
+
+def test_a_rank_and_an_engine_are_freed_from_waiting_for_one_that_died() -> None:
+    """It died before it joined: the third of three."""
+    outlet, channel = open_outlet(Channel("nccl", LARGEST, "127.0.0.1", members=3), CPU, True)
+    sending = run_in_thread(lambda: ship_bucket(tensors_of(0), outlet))
+    joining = run_in_thread(End(channel, 1))
+    with pytest.raises(TimeoutError):
+        joining.result(1)
+    assert not sending.done()
+    outlet.break_off()  # as from the thread that answers beside the one that sends
+    for waiting in (sending, joining):
+        with pytest.raises(WeightSyncError, match="an engine has died"):
+            waiting.result(60)
+    outlet.drop()
+
+
+class Group:
+    """What an engine's thread asks of its group."""
+
+    def __init__(self) -> None:
+        self.abort_called = Event()
+        self.abort = self.abort_called.set
+
+
+def hold_store(connection: Any) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    connection.send(store.port)
+    connection.recv()
+
+
+def test_an_engine_leaves_a_group_that_is_broken_off_or_whose_sender_has_died() -> None:
+    """NCCL alone waits for members that are gone; so its groups are aborted."""
+    outlet = GroupOutlet(CPU, "127.0.0.1", 2)
+    context = get_context("spawn")
+    near, far = context.Pipe()
+    sender = context.Process(target=hold_store, args=(far,))
+    sender.start()
+    broken_off, died = Group(), Group()
+    for group, port in ((broken_off, outlet.port), (died, answer(near))):
+        bell = TCPStore("127.0.0.1", port, is_master=False)
+        Thread(target=_abort_when_over, args=(bell, group), daemon=True).start()
+    assert not broken_off.abort_called.wait(1) and not died.abort_called.is_set()
+    outlet.break_off()
+    sender.kill()
+    assert broken_off.abort_called.wait(60) and died.abort_called.wait(60)
+
+
+def test_a_group_that_is_broken_off_while_nobody_waits_does_no_harm() -> None:
+    outlet, channel = open_outlet(Channel("nccl", LARGEST, "127.0.0.1", members=2), CPU, True)
+    with engines(End(channel)) as connections:
+        send_all(outlet, connections)
+        outlet.close()
+        outlet.break_off()
+        outlet.drop()  # as when the next channel is opened
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_errors_end_groups_alone_only_where_channels_are_made(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    with _errors_end_only_groups():
+        assert os.environ[name] == "2"  # CleanUpOnly
+    assert os.environ.get(name) == before
 
 
 def test_a_group_is_joined_by_all_or_not_at_all() -> None:

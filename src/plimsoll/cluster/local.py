@@ -55,6 +55,10 @@ class LocalCluster:
         """Call a method of `Worker` once; return a list of its one result."""
         return [self._do(task, *arguments)]
 
+    def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` once: no other call goes on. Return a list of its result."""
+        return self.all(task, *arguments)
+
     def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error of the worker with the state of this machine."""
         what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
@@ -119,7 +123,7 @@ class LocalCluster:
         gather: Callable[..., Any],
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
-        senders: int = 1,
+        senders: Sequence[int] = (0,),
     ) -> list[R]:
         """Gather with each set of arguments in turn, and pass each result to every engine.
 

@@ -105,6 +105,13 @@ class Cluster(Ranks, Protocol):
         """Call a method of `RolloutEngine` on every engine; return the results in their order."""
         ...
 
+    def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` on every rank, also while another call of the rank goes on.
+
+        The method runs in another thread than the other call. Return the results.
+        """
+        ...
+
     def let_engines_die(self) -> None:
         """From now on raise the death of an engine only in calls that need engines."""
         ...
@@ -121,12 +128,12 @@ class Cluster(Ranks, Protocol):
         gather: Callable[..., Any],
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
-        senders: int = 1,
+        senders: Sequence[int] = (0,),
     ) -> list[R]:
         """Call `gather` on the ranks and pass each result to `receive` of every engine.
 
         `gather` is a method of Worker, called on every rank with one set of arguments after the
-        other. The results of the first `senders` ranks go to every engine, in one call, while the
+        other. The results of the ranks `senders` go to every engine, in one call, while the
         ranks gather the next. They pass through this process only if that cannot be avoided. At
         most two results of a rank exist at a time.
 

@@ -295,6 +295,13 @@ class RayCluster:
         """Call a method of `Worker` on every rank of the actor with the same arguments."""
         return self._actors.all(task, *arguments)
 
+    def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        """Call a method of `Worker` on every rank of the actor, in a thread beside other calls."""
+        name = task.__name__
+        members = self._actors.members
+        calls = {m.actor.call_beside.remote(name, *arguments): m for m in members}
+        return self._wait(name, calls)
+
     def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a rank of the actor has returned, with what is seen of the rank."""
         return self._actors.memory_error(rank, error)
@@ -388,7 +395,7 @@ class RayCluster:
         gather: Callable[..., Any],
         arguments: Sequence[tuple[object, ...]],
         receive: Callable[..., R],
-        senders: int = 1,
+        senders: Sequence[int] = (0,),
     ) -> list[R]:
         """Pass results of `gather` on the ranks to `receive` of all engines; see `Cluster`."""
         received: list[R] = []
@@ -400,7 +407,8 @@ class RayCluster:
             if gather_arguments is not None:
                 gathering = _calls(self._actors.members, gather, *gather_arguments)
             # The results stay in the object store: engines fetch them from there, not from here.
-            gathered = [*gathering][:senders]
+            references = [*gathering]
+            gathered = [references[rank] for rank in senders] if references else []
             calls = gathering | receiving
             results = dict(self._as_done(receive.__name__, calls, keep=gathered))
             received += [results[reference] for reference in [*receiving][:1]]

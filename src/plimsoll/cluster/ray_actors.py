@@ -73,8 +73,8 @@ class RankActor:
 
     Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
     Unblocked by: the controller making the same call on every rank. Produces: results. `watch` runs
-    beside them and never returns: its reference fails when the process dies. `sign` runs beside
-    them, too.
+    beside them and never returns: its reference fails when the process dies. `sign` and
+    `call_beside` run beside them, too.
     """
 
     def __init__(self, directory: str) -> None:
@@ -112,6 +112,11 @@ class RankActor:
     def watch(self) -> None:
         """Wait until the process dies."""
         threading.Event().wait()
+
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
+    def call_beside(self, method: str, *arguments: object) -> Any:
+        """Call a method of the worker, also during `call`; return its result."""
+        return getattr(self._worker, method)(*arguments)
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     def sign(self) -> Pulse:

@@ -13,6 +13,7 @@ from plimsoll.data.packing import pack
 from plimsoll.engine.channel import Channel
 from plimsoll.engine.weights import WeightPlan
 from plimsoll.engine.worker import Worker
+from plimsoll.errors import EngineDied, WeightSyncError
 from plimsoll.records import Floats, Ints, Sample, from_packed
 from plimsoll.rollout.protocol import RolloutEngine
 
@@ -50,13 +51,22 @@ class ActorRoute:
         self.name = rollout.sync.decided_route
         self._all = all_first
         self._channel: Channel | None = None
+        self._senders: Sequence[int] = ()
 
     def transfer(self, bucket_bytes: int, version: int) -> int:
         """Send the weights that the engines lack, by buckets; return the bytes that one received.
 
         Engines that sleep without their weights get all; others get what training changes. Engines
-        that sample beside training pause meanwhile.
+        that sample beside training pause meanwhile. If an engine dies, the ranks and the other
+        engines are freed from waiting for it.
         """
+        try:
+            return self._transfer(bucket_bytes, version)
+        except EngineDied:
+            self._cluster.all_beside(Worker.break_off)
+            raise
+
+    def _transfer(self, bucket_bytes: int, version: int) -> int:
         cluster, published = self._cluster, self._as_published
         samples_beside = self._rollout.staleness > 0
         if samples_beside:
@@ -67,8 +77,9 @@ class ActorRoute:
         channel = self._open(plan)
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
         gather_arguments = [("actor", names, published) for names in plan.buckets]
-        senders = cluster.ranks if self.name == "ipc" else 1
-        received = cluster.hand_over(Worker.weight_bucket, gather_arguments, _RECEIVE, senders)
+        received = cluster.hand_over(
+            Worker.weight_bucket, gather_arguments, _RECEIVE, self._senders
+        )
         cluster.engines_do(RolloutEngine.end_receiving)
         cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards
         cluster.engines_do(RolloutEngine.finish_sync, version)
@@ -85,8 +96,14 @@ class ActorRoute:
         """Return the way to the engines, which the first transfer opens."""
         if self._channel is None:
             members, near = 1 + self._rollout.all_parts, self._cluster.engines_near
-            arguments = self.name, plan.largest, near, members
-            self._channel = self._cluster.all(Worker.open_channel, *arguments)[0]
+            by_card = self.name == "ipc"
+            cards = self._cluster.engines_do(RolloutEngine.cards) if by_card else ()
+            arguments = self.name, plan.largest, near, members, [*chain(*cards)]
+            ends = enumerate(self._cluster.all(Worker.open_channel, *arguments))
+            channels = {rank: channel for rank, channel in ends if channel is not None}
+            if not channels:
+                raise WeightSyncError("no training rank is on a card that an engine uses")
+            self._senders, [self._channel, *_] = [*channels], [*channels.values()]
         return self._channel
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:

@@ -6,8 +6,11 @@ has the bytes. An outlet has two buffers in turn: while engines read one, the ra
 
 - host: rank 0 packs into memory that other processes of its node map. Engines on other nodes get
   the bytes in the handle itself.
-- ipc: each rank packs on its card, and the engine's process on the same card maps that memory.
+- ipc: each rank on whose card an engine has a process packs there; that process maps the memory.
 - nccl: rank 0 packs on its card, and broadcasts to all processes of the engines.
+
+An engine that dies in the middle leaves its card's memory open, and the others in a broadcast that
+does not end: `break_off` frees them, `drop` the memory.
 
 Handles hold plain values only, so that nothing need be unpickled from them.
 """
@@ -15,11 +18,14 @@ Handles hold plain values only, so that nothing need be unpickled from them.
 from __future__ import annotations
 
 import os
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -29,12 +35,19 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from plimsoll.config.rollout import DecidedRoute
 from plimsoll.engine.process_group import fixed_segments
+from plimsoll.errors import WeightSyncError
 
 Handle = tuple[Any, ...]
 """What an outlet ships: the plain values by which an inlet finds a bucket's bytes."""
 
 _PATIENCE = timedelta(minutes=30)
 """How long a member waits for the others; engines may wake from sleep first."""
+
+_LISTEN_SECONDS = 1.0
+"""How often an engine's process asks whether the sender has broken off."""
+
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""The variable by which PyTorch chooses what an error of NCCL ends, when it makes a group."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,14 @@ class Outlet(Protocol):
 
     def close(self) -> None:
         """Give card memory back. Engines must have closed their inlets; `room` opens it again."""
+        ...
+
+    def break_off(self) -> None:
+        """Free all members from a transfer that will not end; another thread may be in it."""
+        ...
+
+    def drop(self) -> None:
+        """Give back all memory, also what a dead engine had open; the outlet is used no more."""
         ...
 
 
@@ -114,6 +135,13 @@ def map_file(path: str, size: int) -> Tensor:
     return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
 
+class MappedFile:
+    """A `SharedFile` of another process."""
+
+    def __init__(self, path: str) -> None:
+        self.bytes = map_file(path, os.stat(path).st_size)
+
+
 class CardMemory:
     """Memory of a device that `CardInlet` can open in another process."""
 
@@ -124,8 +152,19 @@ class CardMemory:
         share = storage._share_cuda_ if device.type == "cuda" else storage._share_filename_cpu_
         self.names: Handle = tuple(share())
 
+    def release(self) -> None:
+        """Count the reader as gone, which has died before it let go of the memory.
 
-def pin(file: SharedFile) -> None:
+        PyTorch counts a reader as soon as memory is shared, and keeps what has one for as long as
+        this process lives (torch/csrc/CudaIPCTypes.cpp).
+        """
+        if self.bytes.is_cuda:
+            *_, counter, place, _, _ = self.names
+            storage: Any = torch.UntypedStorage
+            storage._release_ipc_counter_cuda(counter, place)
+
+
+def pin(file: SharedFile | MappedFile) -> None:
     """Pin a file's memory for as long as the file is held. Raises CudaError if CUDA cannot."""
     runtime: Any = torch.cuda.cudart()
     address = file.bytes.data_ptr()
@@ -149,9 +188,10 @@ class _InTurn(Generic[B]):
         self._buffers.append(self._make() if len(self._buffers) < 2 else self._buffers.pop(0))
         return self._buffers[-1]
 
-    def clear(self) -> None:
-        """Drop both buffers."""
-        self._buffers.clear()
+    def take_all(self) -> list[B]:
+        """Return the buffers that there are, and forget them."""
+        buffers, self._buffers = self._buffers, []
+        return buffers
 
 
 class HostOutlet:
@@ -196,6 +236,12 @@ class HostOutlet:
         """Drop the copy on the card. The shared memory stays: new pages cost more than a copy."""
         self._packed = _NOTHING
 
+    def break_off(self) -> None:
+        """Do nothing: no engine holds this rank up."""
+
+    def drop(self) -> None:
+        """Do nothing: the memory goes with this object."""
+
 
 class HostRelay:
     """Two buffers in which an engine keeps what came in handles for its own processes."""
@@ -219,24 +265,31 @@ class HostRelay:
 
 
 class HostInlet:
-    """The receiving end of `host`."""
+    """The receiving end of `host`. For a card, the sender's files stay mapped, and are pinned."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.one_copy = device.type == "cpu"
+        self._pinned: dict[str, MappedFile] = {}
 
     def reaches(self, handle: Handle) -> bool:
         """Return True: rank 0 sends to everyone."""
         return True
 
     def open(self, handle: Handle, size: int) -> Tensor:
-        """Map the sender's file, or take the bytes of the handle."""
+        """Map the sender's file, or take the bytes of the handle; on a card, begin to copy them."""
         [source] = handle
-        mapped = map_file(source, size) if isinstance(source, str) else torch.from_numpy(source)
-        return mapped.to(self._device)
+        if not isinstance(source, str):
+            return torch.from_numpy(source).to(self._device)
+        if self._device.type == "cpu":
+            return map_file(source, size)
+        if source not in self._pinned:
+            self._pinned[source] = MappedFile(source)
+            pin(self._pinned[source])
+        return self._pinned[source].bytes[:size].to(self._device, non_blocking=True)
 
     def close(self) -> None:
-        """Do nothing: a mapping ends with its last tensor."""
+        """Do nothing: the sender's files stay, too."""
 
 
 class CardOutlet:
@@ -261,7 +314,16 @@ class CardOutlet:
 
     def close(self) -> None:
         """Give the card memory back, now that engines have let go of it."""
-        self._buffers.clear()
+        self._buffers.take_all()
+        _collect(self._device)
+
+    def break_off(self) -> None:
+        """Do nothing: no engine holds this rank up."""
+
+    def drop(self) -> None:
+        """Give the card memory back, though a reader may have died with it."""
+        for buffer in self._buffers.take_all():
+            buffer.release()
         _collect(self._device)
 
 
@@ -324,6 +386,7 @@ class GroupOutlet:
         self._device = device
         store = TCPStore(address, 0, is_master=True, timeout=_PATIENCE, wait_for_workers=False)
         self.port = store.port
+        self._bell = _connect(address, store.port)
         # Engines hear of the group only when this returns.
         self._group = ThreadPoolExecutor(1).submit(_join, store, 0, members, device)
         self._sent: list[tuple[Tensor, Any]] = []
@@ -349,16 +412,36 @@ class GroupOutlet:
         self._sent.clear()
         self._packed = _NOTHING
 
+    def break_off(self) -> None:
+        """Free all members: those that wait for others to join, and those in a broadcast."""
+        for key in (_OVER, _COMPLETE):
+            self._bell.set(key, "")
+        if self._group.done() and self._group.exception() is None:
+            self._group.result().abort()
+
+    def drop(self) -> None:
+        """Free all members, and forget the buffers."""
+        self.break_off()
+        self._sent.clear()
+        self._packed = _NOTHING
+
 
 class GroupInlet:
-    """The receiving end of `nccl`: member `number` of the sender's group, 1 or more."""
+    """The receiving end of `nccl`: member `number` of the sender's group, 1 or more.
+
+    Consumes: broadcasts. Waits for: the sender. Unblocked by: the sender's broadcast, or by a
+    thread of its own that waits until the sender breaks off or has died. Shut down by the sender,
+    or with its process.
+    """
 
     one_copy = False
 
     def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
         self._device = device
-        store = TCPStore(channel.address, channel.port, is_master=False, timeout=_PATIENCE)
+        store = _connect(channel.address, channel.port)
         self._group = _join(store, number, channel.members, device)
+        bell = _connect(channel.address, channel.port)
+        Thread(target=_abort_when_over, args=(bell, self._group), daemon=True).start()
 
     def reaches(self, handle: Handle) -> bool:
         """Return True: rank 0 sends to everyone."""
@@ -374,20 +457,68 @@ class GroupInlet:
         """Do nothing: each buffer ends with its last tensor."""
 
 
+_ARRIVED, _COMPLETE, _OVER = "plimsoll/arrived", "plimsoll/complete", "plimsoll/over"
+"""Keys of a channel's store: how many members have come; that nobody need wait for more of them;
+that the sender has broken off."""
+
+
+def _connect(address: str, port: int) -> TCPStore:
+    """Return a connection to a channel's store. While one thread waits, others need their own."""
+    return TCPStore(address, port, is_master=False, timeout=_PATIENCE)
+
+
+def _abort_when_over(bell: Store, group: Any) -> None:
+    """Wait until the sender breaks off, or its store is gone; then free this member.
+
+    The thread asks again and again: a thread that waits inside PyTorch when Python ends would end
+    the process with SIGABRT.
+    """
+    with suppress(dist.DistError):
+        while not bell.check([_OVER]):
+            time.sleep(_LISTEN_SECONDS)
+    group.abort()
+
+
 def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
     """Return the process group of a channel, once all members have joined and heard the first.
 
-    It is apart from the process's default group, which other processes form.
+    It is apart from the process's default group, which other processes form. NCCL cannot be stopped
+    while it waits for a member, so members wait for one another in the store before.
+
+    Raises:
+        WeightSyncError: the sender has broken off meanwhile.
     """
+    if store.add(_ARRIVED, 1) == members:
+        store.set(_COMPLETE, "")
+    store.wait([_COMPLETE])
+    if store.check([_OVER]):
+        raise WeightSyncError("the channel was given up, because an engine has died")
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _PATIENCE
-        group: Any = dist.ProcessGroupNCCL(store, number, members, options)
+        with _errors_end_only_groups():
+            group: Any = dist.ProcessGroupNCCL(store, number, members, options)
     else:
         group = dist.ProcessGroupGloo(store, number, members, _PATIENCE)
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
+
+
+@contextmanager
+def _errors_end_only_groups() -> Iterator[None]:
+    """Let groups of NCCL that are made in the block outlive the death of a member.
+
+    By its default, PyTorch's watchdog ends the process when a communicator fails, as when a peer
+    has died. `CleanUpOnly` ends the communicator alone (ProcessGroupNCCL.hpp, ErrorHandlingMode).
+    """
+    before = os.environ.get(_HANDLING)
+    os.environ[_HANDLING] = "2"
+    try:
+        yield
+    finally:
+        os.environ.pop(_HANDLING)
+        os.environ |= {} if before is None else {_HANDLING: before}
 
 
 def open_outlet(channel: Channel, device: torch.device, near: bool) -> tuple[Outlet, Channel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from plimsoll.algorithm.sequences import sums
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import DecidedRoute
-from plimsoll.engine.channel import Channel, Outlet, open_outlet
+from plimsoll.engine.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.engine.checkpoint import CheckpointFile, write_files
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.memory import explain_shortage, read_memory
@@ -364,19 +364,43 @@ class Worker:
         """Return the plan by which `weight_bucket` sends a policy's weights to engines."""
         return plan_weights(self._engine(role), bucket_bytes, as_published, only_trained)
 
-    def open_channel(self, route: DecidedRoute, largest: int, near: bool, members: int) -> Channel:
-        """Make this rank's end of the way to the engines, if it has one; return the way.
+    def open_channel(
+        self,
+        route: DecidedRoute,
+        largest: int,
+        near: bool,
+        members: int,
+        cards: Collection[str] = (),
+    ) -> Channel | None:
+        """Make this rank's end of the way to the engines, and return the way.
+
+        Return None if the rank sends nothing: by `ipc`, memory that nobody opens would never come
+        back.
 
         Args:
             route: the kind of way.
             largest: bytes of the largest bucket.
             near: whether every engine is on rank 0's node.
             members: rank 0 and all processes of all engines.
+            cards: the names of the engines' cards; only of `ipc`.
         """
+        if self._outlet is not None:
+            self._outlet.drop()
+        self._outlet = None
+        sends = card_name(self._device) in cards if route == "ipc" else self._place.rank == 0
+        if not sends:
+            return None
         channel = Channel(route, largest, self._place.address, members=members)
-        if self._place.rank == 0 or route == "ipc":
-            self._outlet, channel = open_outlet(channel, self._device, near)
+        self._outlet, channel = open_outlet(channel, self._device, near)
         return channel
+
+    def break_off(self) -> None:
+        """Free this rank and the engines from a transfer that will not end.
+
+        Another thread than that of the transfer calls it.
+        """
+        if self._outlet is not None:
+            self._outlet.break_off()
 
     def weight_bucket(
         self, role: RoleName, names: tuple[str, ...], as_published: bool

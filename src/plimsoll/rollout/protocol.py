@@ -130,6 +130,10 @@ class RolloutEngine(Protocol):
         """Free the memory that the engine's settings name, until new weights come."""
         ...
 
+    async def cards(self) -> Sequence[str]:
+        """Return the name of the card of each of the engine's processes; "" for a CPU."""
+        ...
+
     async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Prepare for these tensors as new weights, in buckets; if asleep, make room for them."""
         ...

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.engine.channel import Channel
+from plimsoll.engine.channel import Channel, card_name
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.memory import read_memory
 from plimsoll.engine.process_group import kernel_limits, suit_cards
@@ -165,6 +165,10 @@ class TransformersEngine:
 
     async def sleep(self) -> None:
         """Do nothing: the engine keeps no cache between requests, and its weights stay."""
+
+    async def cards(self) -> list[str]:
+        """Return the name of the engine's card."""
+        return [card_name(torch.device(self._spec.device))]
 
     async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Expect these tensors as new weights."""

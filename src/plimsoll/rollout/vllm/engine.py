@@ -181,6 +181,10 @@ class VllmEngine:
             # RuntimeError, as torch raises it: most likely the card is full; only the text says so.
             raise RuntimeError(str(error)) from error
 
+    async def cards(self) -> list[str]:
+        """Return the name of the card of each of vLLM's workers."""
+        return [*await self._llm.collective_rpc("plimsoll_card_name")]
+
     async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Wake the weights of a sleeping engine, and announce the tensors to its workers."""
         if self._asleep:

@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from plimsoll.engine.channel import Channel
+from plimsoll.engine.channel import Channel, card_name
 from plimsoll.engine.memory import read_card
 from plimsoll.engine.weights import rebuild_bucket, split_bytes
 from plimsoll.machine.stacks import write_stacks_when_asked
@@ -114,6 +114,10 @@ class WeightReceiver:
             with set_current_vllm_config(self.vllm_config), torch.device(self.device):
                 model.load_weights(wanted)
             _copy_held(model, data)
+
+    def plimsoll_card_name(self) -> str:
+        """Return the name of the worker's card."""
+        return card_name(torch.device(self.device))
 
     def plimsoll_read_card(self) -> list[float | None]:
         """Return the numbers of a `CardReading`: only plain values cross to the engine."""
