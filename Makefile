@@ -5,6 +5,7 @@
 #   make quick    at every save: the unit tests, one run of SFT and one of PPO; no Ray, no vLLM
 #   make test     at every commit: every line, on a CPU, with Ray, DeepSpeed and vLLM; it hides GPUs
 #   make test-all every combination, too: what is marked `slow`
+#   make test-card the code for cards, on a card made of host memory; a part of `make test`
 #   make test-gpu what only a card can show, on this machine's first one (with BACKEND=gpu)
 #   make lint     ruff, import rules and types over everything
 #   make bench    the benchmarks
@@ -31,7 +32,7 @@ unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
 # Tests start hundreds of processes; without it each compiles the source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-all test-gpu lint bench docs setup lock audit clean
+.PHONY: demo quick test test-all test-card test-gpu lint bench docs setup lock audit clean
 
 demo: setup
 	$(BIN)/plimsoll demo
@@ -50,6 +51,13 @@ test test-all: setup
 	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
 	  "make BACKEND=cpu $@, in another clone to keep this one; or make test-gpu"; exit 1; }
 	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" $(THEN)
+	$(MAKE) test-card
+
+# In processes of its own, since the card's library must be loaded before torch.
+test-card: setup
+	env -u CUDA_VISIBLE_DEVICES PYTHONPATH=$(CURDIR)/tests/fakes/card/every_process OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest $(WORKERS) -p fakecard.plugin -m "(gpu or card) and not kernels" \
+	  tests/card tests/unit/machine tests/unit/model
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \

@@ -1,42 +1,16 @@
-"""What the tests of the engine share: rank processes, which take seconds to start, and models."""
+"""What the tests of whole runs and of the engine share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from engine_cases import write_model
-from ranks import RankProcesses
-
-
-@pytest.fixture(scope="session")
-def one_rank() -> Iterator[RankProcesses]:
-    processes = RankProcesses(1)
-    yield processes
-    processes.kill()
-
-
-@pytest.fixture(scope="session")
-def two_ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses(2)
-    yield processes
-    processes.kill()
-
-
-@pytest.fixture
-def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
-    """As many ranks as the test's own parameter says."""
-    found: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
-    return found
-
-
-@pytest.fixture(scope="session")
-def card_rank() -> Iterator[RankProcesses]:
-    """One rank on this machine's first card."""
-    processes = RankProcesses(1, "cuda")
-    yield processes
-    processes.kill()
+from rank_fixtures import card_rank as card_rank
+from rank_fixtures import one_rank as one_rank
+from rank_fixtures import pool as pool
+from rank_fixtures import tied as tied
+from rank_fixtures import two_ranks as two_ranks
+from rank_fixtures import untied as untied
 
 
 @pytest.fixture(scope="session")
@@ -63,15 +37,3 @@ def three_raylets() -> Iterator[str]:
         cluster.add_node(num_cpus=2)
     yield cluster.address
     cluster.shutdown()
-
-
-@pytest.fixture(scope="session")
-def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose output head is the embedding."""
-    return write_model(tmp_path_factory.mktemp("models") / "tied", tied=True)
-
-
-@pytest.fixture(scope="session")
-def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a head of its own."""
-    return write_model(tmp_path_factory.mktemp("models") / "untied", tied=False)

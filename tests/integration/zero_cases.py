@@ -362,7 +362,7 @@ def _frozen_hash(worker: Worker) -> str:
         return ""
     with engine.gather([*frozen]) as tensors:
         for name, parameter in frozen.items():
-            digest.update(hash_bytes(tensors[name].contiguous()).encode())
+            digest.update(hash_bytes(tensors[name].contiguous().cpu()).encode())
             scales = getattr(parameter, "quant_state", None)
             if scales is not None:
                 digest.update(hash_bytes(scales.absmax).encode())

@@ -64,7 +64,7 @@ class Outcome:
 
 
 def loss_of(logprobs: Tensor, entropy: Tensor) -> Tensor:
-    weights = torch.arange(1.0, len(logprobs) + 1).cos()
+    weights = torch.arange(1.0, len(logprobs) + 1, device=logprobs.device).cos()
     return (weights * logprobs).sum() + 0.3 * (weights.flip(0) * entropy).sum()
 
 
