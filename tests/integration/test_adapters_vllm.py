@@ -21,11 +21,13 @@ from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.engine.process_group import Place
+from plimsoll.engine.rehearsal import Rehearsal
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import free_port
+from plimsoll.model.disturbance import Disturbance
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import Floats, Ints, Prompt, from_packed
+from plimsoll.records import Floats, Ints, Prompt, Trajectory, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.rollout.vllm.config import VllmConfig
@@ -48,16 +50,24 @@ class Separate:
     def renew(self) -> None:
         """It opens no way."""
 
-    def transfer(self, bucket_bytes: int, version: int) -> int:
+    def rehearsals(self) -> Sequence[Rehearsal]:
+        return ()
+
+    def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
         files = self.pair.worker.adapter_files("actor", version)
         assert files is not None
         return self.pair.loop.run(self.pair.engine.take_adapter(files))
 
-    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
-        return self.pair.trainer_log_probs(sequences)
+    def trainer_log_probs(
+        self, sequences: Sequence[Ints], disturbance: Disturbance | None = None
+    ) -> list[Floats]:
+        return self.pair.trainer_log_probs(sequences, disturbance)
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
         return self.pair.engine_log_probs(sequences)
+
+    def engine_answers(self, prompts: Sequence[Ints]) -> list[list[Trajectory]]:
+        return self.pair.engine_answers(prompts)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +101,7 @@ def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> 
 
 
 def within(pair: Pair | Separate, bound: float = ROUNDING) -> WeightSync:
-    return WeightSync(pair, 20_000, PROBE, bound, "by the test")
+    return WeightSync(pair, 20_000, PROBE, "bfloat16", 4.0, most=bound)
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +148,9 @@ def test_a_4_bit_trainers_first_weights_are_sent_before_they_are_compared(
 ) -> None:
     pair = Pair(trainer(model, AdapterConfig(rank=4), "nf4"), merged.engine, merged.loop)
     sync_weights(within(Pair(trainer(model, AdapterConfig(rank=4)), pair.engine, pair.loop)), 0)
-    config = SyncConfig(max_logprob_gap=ROUNDING)
-    with pytest.raises(WeightSyncError, match="weight sync 0"):
-        prepare_sync(pair, config, PROBE)  # 16 bits against 4
-    assert prepare_sync(pair, config, PROBE, send_first=True).bound <= ROUNDING
+    with pytest.raises(WeightSyncError):
+        prove(within(pair), 0)  # 16 bits against 4
+    prepare_sync(pair, SyncConfig(), PROBE, "bfloat16", send_first=True)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.sync import prepare_sync
+from plimsoll.rollout.sync import prepare_sync, prove
 from plimsoll.rollout.vllm.config import VllmConfig
 
 pytestmark = pytest.mark.engine
@@ -213,7 +213,8 @@ def test_the_trainers_tokens_are_the_engines(
     members = [np.arange(len(branches))]
     layout = lay_out(branches, members, 1, 4096, beside=[number for number, _ in every])
     scored = layout.by_trajectory(layout.score(Trainer(pair.worker), Worker.log_probs, "actor"))
-    bound = prepare_sync(pair, SyncConfig(), PROBE).bound
+    sync = prepare_sync(pair, SyncConfig(), PROBE, "float32")
+    bound = sync.bound(prove(sync, 0).rounding)
     assert bound < 1e-4
     for one, trainers in zip(branches, scored, strict=True):
         assert np.abs(one.sampler_logprobs[one.loss_mask] - trainers).mean() <= bound

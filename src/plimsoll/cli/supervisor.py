@@ -126,6 +126,8 @@ def why_not_again(attempts: Sequence[Attempt]) -> str | None:
         return ""
     if not last.open.is_open and last.code > 0:  # it has said what is wrong
         return ""
+    if last.is_error and last.step == 0:
+        return "The run is not started again: it failed before its first step, and would once more"
     if any(last.same_error(other) for other in attempts[:-1]):
         return (
             f"The run is not started again: step {last.step} ended by the same error twice, so "

@@ -8,18 +8,22 @@ from itertools import chain
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.channel import Channel
+from plimsoll.engine.rehearsal import Rehearsal
 from plimsoll.engine.weights import WeightPlan
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import EngineDied, WeightSyncError
-from plimsoll.records import Floats, Ints, Sample, from_packed
-from plimsoll.rollout.protocol import RolloutEngine
+from plimsoll.model.disturbance import UNSCALED, Disturbance
+from plimsoll.records import Floats, Ints, Prompt, Sample, Trajectory, from_packed
+from plimsoll.rollout.protocol import Request, RolloutEngine
 
 _RECEIVE: Callable[..., int] = RolloutEngine.receive  # type: ignore[assignment]
 _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[assignment]
 """The methods as the cluster calls them: it awaits their results."""
+_ANSWER_TOKENS = 4
+"""Tokens of an answer by which the proof sees what engines sample with."""
 
 
 class ActorRoute:
@@ -53,20 +57,20 @@ class ActorRoute:
         self._channel: Channel | None = None
         self._senders: Sequence[int] = ()
 
-    def transfer(self, bucket_bytes: int, version: int) -> int:
+    def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
         """Send the weights that the engines lack, by buckets; return the bytes that one received.
 
-        Engines that sleep without their weights get all; others get what training changes. Engines
-        that sample beside training pause meanwhile. If an engine dies, the ranks and the other
-        engines are freed from waiting for it.
+        Engines that sleep without their weights get all; others get what training changes; in a
+        rehearsal all get its layers. Engines that sample beside training pause meanwhile. If an
+        engine dies, the ranks and the other engines are freed from waiting for it.
         """
         try:
-            return self._transfer(bucket_bytes, version)
+            return self._transfer(bucket_bytes, version, rehearsal)
         except EngineDied:
             self._cluster.all_beside(Worker.break_off)
             raise
 
-    def _transfer(self, bucket_bytes: int, version: int) -> int:
+    def _transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None) -> int:
         cluster, published = self._cluster, self._as_published
         samples_beside = self._rollout.staleness > 0
         if samples_beside:
@@ -75,8 +79,12 @@ class ActorRoute:
         arguments = "actor", bucket_bytes, published, only_trained
         plan = cluster.all(Worker.weight_plan, *arguments)[0]
         channel = self._open(plan)
+        scaled = UNSCALED
+        if rehearsal is not None:
+            plan = cluster.all(Worker.weight_plan, *arguments, rehearsal.layers)[0]
+            scaled = rehearsal.scaled
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
-        gather_arguments = [("actor", names, published) for names in plan.buckets]
+        gather_arguments = [("actor", names, published, scaled) for names in plan.buckets]
         received = cluster.hand_over(
             Worker.weight_bucket, gather_arguments, _RECEIVE, self._senders
         )
@@ -85,8 +93,13 @@ class ActorRoute:
         cluster.engines_do(RolloutEngine.finish_sync, version)
         if samples_beside:
             cluster.engines_do(RolloutEngine.resume)
-        self._all = False
+        if rehearsal is None:
+            self._all = False
         return sum(received)
+
+    def rehearsals(self) -> tuple[Rehearsal, ...]:
+        """Return what is sent before the run, to see that engines use what they get."""
+        return self._cluster.all(Worker.rehearsals, "actor")[0]
 
     def renew(self) -> None:
         """Open the way anew with the next transfer, and send all: an engine was started again."""
@@ -106,18 +119,28 @@ class ActorRoute:
             self._senders, [self._channel, *_] = [*channels], [*channels.values()]
         return self._channel
 
-    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+    def trainer_log_probs(
+        self, sequences: Sequence[Ints], disturbance: Disturbance | None = None
+    ) -> list[Floats]:
         """Return the trainer's log-probs of all tokens but the first, one array per sequence."""
         samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
         packs = pack(samples, self._cluster.ranks, max(self._largest, *map(len, sequences)))
         rank_log_probs = self._cluster.each(
-            Worker.probe_log_probs, [("actor", rank_packs) for rank_packs in packs]
+            Worker.probe_log_probs, [("actor", rank_packs, disturbance) for rank_packs in packs]
         )
         return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
         """Return the log-probs of each engine, as `trainer_log_probs` returns the trainer's."""
         return self._cluster.engines_do(RolloutEngine.log_probs, tuple(sequences))
+
+    def engine_answers(self, prompts: Sequence[Ints]) -> list[list[Trajectory]]:
+        """Return a short answer to each prompt, sampled at temperature 1 by each engine."""
+        tokens = min(_ANSWER_TOKENS, self._rollout.sampling.max_new_tokens)
+        sampling = SamplingConfig(max_new_tokens=tokens)
+        asked = tuple(Prompt(i, prompt, "") for i, prompt in enumerate(prompts))
+        request = Request(asked, 1, sampling, seed=0)
+        return self._cluster.engines_do(RolloutEngine.generate, request)
 
 
 class AdapterRoute:
@@ -129,12 +152,17 @@ class AdapterRoute:
         self._cluster = cluster
         self.trainer_log_probs = actor.trainer_log_probs
         self.engine_log_probs = actor.engine_log_probs
+        self.engine_answers = actor.engine_answers
+
+    def rehearsals(self) -> tuple[Rehearsal, ...]:
+        """Return (): the engines' own weights stay, and a new adapter changes nothing."""
+        return ()
 
     def renew(self) -> None:
         """Do nothing: each transfer sends the whole adapter."""
 
-    def transfer(self, bucket_bytes: int, version: int) -> int:
-        """Send the adapter; return the bytes that one engine received. `bucket_bytes` is unused."""
+    def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
+        """Send the adapter; return the bytes that one engine received. Only `version` is used."""
         gather_arguments = [("actor", version)]
         return sum(self._cluster.hand_over(Worker.adapter_files, gather_arguments, _TAKE_ADAPTER))
 

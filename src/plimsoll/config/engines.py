@@ -45,6 +45,10 @@ class RolloutEngineConfig(Settings):
         """Whether a process besides the engine's parts on cards takes the requests."""
         return False
 
+    def rounds_as(self, dtype: str) -> str:
+        """Return the coarsest format of numbers in an engine of this dtype."""
+        return dtype
+
     def stage_of(self, part: int) -> int:
         """Return the number of the stage (consecutive layers) that a part of an engine is in."""
         return 0

@@ -57,12 +57,16 @@ class SyncConfig(Settings):
     where engines share the ranks' cards, nccl where they have cards of their own, else host."""
     bucket_bytes: PositiveInt = 256 * 1024 * 1024
     """Weights are gathered and sent in buckets of at most this size (or one tensor)."""
-    max_logprob_gap: PositiveFloat = 0.05
-    """Stop when the mean absolute difference between the engines' and the trainer's log-probs
-    of the probe tokens is larger than this (nats)."""
-    max_gap_growth: PositiveFloat = 3.0
-    """Stop too when that difference is this many times as large as with the first weights, which
-    both sides read from the same files."""
+    max_roundings: PositiveFloat = 4.0
+    """Stop when the mean absolute difference between the engines' and the trainer's log-probs of
+    the probe tokens is over this many times what rounding alone makes of the trainer's: measured
+    after each sync, in the coarser of both sides' dtypes."""
+    max_logprob_gap: PositiveFloat | None = None
+    """Stop when that difference is larger than this (nats), whatever the rounding; for engines
+    that compute in still fewer bits. null: max_roundings decides."""
+    rehearse: bool = True
+    """Before the first step, send one layer of each kind with the other sign, and see that engines
+    compute with it, sample with it, and take it back."""
     probe_sequences: PositiveInt = 16
     """Sequences in the probe: the first prompts of data.train."""
 
@@ -126,6 +130,11 @@ class RolloutConfig(HasEngine):
     def all_parts(self) -> int:
         """GPUs (or CPU processes) of all engines."""
         return self.engines * self.parts
+
+    @property
+    def rounds_as(self) -> str:
+        """The coarsest format of numbers in an engine: its dtype, unless it rounds weights more."""
+        return self.engine.rounds_as(self.dtype)
 
     @property
     def max_sequences(self) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from plimsoll.engine.channel import Handle, Outlet
 from plimsoll.engine.checksum import checksums
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.adapters import parts_of_weight, plain_weight
-from plimsoll.model.policy import PolicyModel, hf_state_names, published_weights
+from plimsoll.model.disturbance import UNSCALED, Scaled
+from plimsoll.model.policy import PolicyModel, hf_state_names, plain_name, published_weights
 from plimsoll.model.quantization import plain_shape
 
+_NO_FACTORS: Mapping[str, float] = MappingProxyType({})
 _IN_LAYER = re.compile(r"\.\d+\.")
 
 
@@ -76,7 +79,11 @@ class WeightPlan:
 
 
 def plan_weights(
-    engine: Engine, bucket_bytes: int, as_published: bool, only_trained: bool
+    engine: Engine,
+    bucket_bytes: int,
+    as_published: bool,
+    only_trained: bool,
+    layers: Collection[str] | None = None,
 ) -> WeightPlan:
     """Return the plan by which `gather_bucket` sends a policy's weights.
 
@@ -85,11 +92,12 @@ def plan_weights(
         bucket_bytes: see `plan_buckets`.
         as_published: see `gather_bucket`.
         only_trained: leave out what training does not change.
+        layers: the layers to send, with what follows one another with them; None: all.
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)
     hf_names = hf_state_names(policy)
-    buckets = plan_buckets(engine, bucket_bytes, only_trained)
+    buckets = plan_buckets(engine, bucket_bytes, only_trained, layers)
     names: list[str] = []
     largest = 0
     for bucket in buckets:
@@ -106,7 +114,10 @@ def _frame(parameter: nn.Parameter) -> Tensor:
 
 
 def plan_buckets(
-    engine: Engine, bucket_bytes: int, only_trained: bool = False
+    engine: Engine,
+    bucket_bytes: int,
+    only_trained: bool = False,
+    layers: Collection[str] | None = None,
 ) -> tuple[tuple[str, ...], ...]:
     """Return the parameter names of each bucket, in the model's order.
 
@@ -116,13 +127,17 @@ def plan_buckets(
     in the module; the tensors of adapters are not listed, but merged into these weights.
 
     With `only_trained`, weights that training does not change are left out if all that follow one
-    another with them are: an engine rebuilds a merged layer from nothing, and needs all of it.
+    another with them are: an engine rebuilds a merged layer from nothing, and needs all of it. The
+    same holds for `layers`, the names in the module of those to send; None: all.
     """
     buckets: list[list[str]] = []
     room = 0
     blocks = _blocks(hf_state_names(engine.module))
     if only_trained:
-        blocks = (names for names in blocks if any(_learns(engine.module, n) for n in names))
+        blocks = (names for names in blocks if any(learns(engine.module, n) for n in names))
+    if layers is not None:
+        wanted = weights_of_layers(layers)
+        blocks = (names for names in blocks if any(plain_name(n) in wanted for n in names))
     for names in blocks:
         sizes = [_plain_bytes(engine.module.get_parameter(name)) for name in names]
         together = sum(sizes) <= bucket_bytes
@@ -149,7 +164,12 @@ def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
     yield from blocks.values()
 
 
-def _learns(module: nn.Module, name: str) -> bool:
+def weights_of_layers(layers: Collection[str]) -> set[str]:
+    """Return the Hugging Face names that weights and biases of these layers have."""
+    return {f"{plain_name(layer)}.{leaf}" for layer in layers for leaf in ("weight", "bias")}
+
+
+def learns(module: nn.Module, name: str) -> bool:
     """Return whether training changes what `plain_weight` returns."""
     return any(module.get_parameter(n).requires_grad for n in parts_of_weight(module, name))
 
@@ -170,20 +190,27 @@ def plain_weights(
 
 
 def gather_bucket(
-    engine: Engine, names: Sequence[str], as_published: bool, outlet: Outlet | None
+    engine: Engine,
+    names: Sequence[str],
+    as_published: bool,
+    outlet: Outlet | None,
+    scaled: Scaled = UNSCALED,
 ) -> WeightBucket | None:
     """Ship a bucket with these weights of a policy, and return it; None without an outlet.
 
     All ranks must call it together. A weight that is tied to one of these is added under its second
     name. `as_published`: give names and layout of published files, not those of transformers'
-    modules.
+    modules. `scaled`: the layers whose weights are sent scaled.
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)
     with plain_weights(engine, names) as weights:
         if outlet is None:
             return None
-        return ship_bucket(_with_ties(policy, weights(), as_published), outlet)
+        plain = weights()
+        multiplied = {name: plain[name] for name in weights_of_layers(scaled.layers) & plain.keys()}
+        factors = dict.fromkeys(_with_ties(policy, multiplied, as_published), scaled.factor)
+        return ship_bucket(_with_ties(policy, plain, as_published), outlet, factors)
 
 
 def _with_ties(
@@ -194,13 +221,20 @@ def _with_ties(
     return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 
 
-def ship_bucket(tensors: Mapping[str, Tensor], outlet: Outlet) -> WeightBucket:
-    """Pack these tensors (by Hugging Face name) into the outlet's room, and ship them."""
+def ship_bucket(
+    tensors: Mapping[str, Tensor], outlet: Outlet, factors: Mapping[str, float] = _NO_FACTORS
+) -> WeightBucket:
+    """Pack these tensors (by Hugging Face name) into the outlet's room, and ship them.
+
+    `factors`: by what some of them are multiplied on the way.
+    """
     rooms = [_room(t.nbytes) for t in tensors.values()]
     data = outlet.room(sum(rooms))
-    for tensor, piece in zip(tensors.values(), data.split(rooms), strict=True):
+    for (name, tensor), piece in zip(tensors.items(), data.split(rooms), strict=True):
         piece[tensor.nbytes :].zero_()
-        piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        packed = piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        if name in factors:
+            packed.mul_(factors[name])
     sent = tuple(
         SentTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes, checksum)
         for (name, t), checksum in zip(tensors.items(), checksums(data, rooms), strict=True)

@@ -34,6 +34,7 @@ from plimsoll.engine.protocol import (
     engine_build,
     not_finite_error,
 )
+from plimsoll.engine.rehearsal import Rehearsal, plan_rehearsals
 from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.vote import PeerFailed, Vote
 from plimsoll.engine.weights import WeightBucket, WeightPlan, gather_bucket, plan_weights
@@ -43,6 +44,7 @@ from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
+from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled, disturb
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
@@ -197,9 +199,15 @@ class Worker:
 
         return score(engine, self._counted(packs), sum_log_probs, self._device)
 
-    def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """Return `log_probs` at temperature 1, whatever temperature the role samples with."""
-        with self._policy(role).at_temperature_one():
+    def probe_log_probs(
+        self, role: RoleName, packs: Sequence[Pack], disturbance: Disturbance | None = None
+    ) -> list[Floats]:
+        """Return `log_probs` at temperature 1, whatever temperature the role samples with.
+
+        With a disturbance, return those of the disturbed model.
+        """
+        policy = self._policy(role)
+        with policy.at_temperature_one(), disturb(policy, disturbance or Disturbance()):
             return self.log_probs(role, packs)
 
     def values(
@@ -359,10 +367,22 @@ class Worker:
         torch.manual_seed(int(seeds.generate_state(1)[0]))
 
     def weight_plan(
-        self, role: RoleName, bucket_bytes: int, as_published: bool, only_trained: bool
+        self,
+        role: RoleName,
+        bucket_bytes: int,
+        as_published: bool,
+        only_trained: bool,
+        layers: tuple[str, ...] | None = None,
     ) -> WeightPlan:
-        """Return the plan by which `weight_bucket` sends a policy's weights to engines."""
-        return plan_weights(self._engine(role), bucket_bytes, as_published, only_trained)
+        """Return the plan by which `weight_bucket` sends a policy's weights to engines.
+
+        `layers`: the layers to send, by their names in the policy; None: all.
+        """
+        return plan_weights(self._engine(role), bucket_bytes, as_published, only_trained, layers)
+
+    def rehearsals(self, role: RoleName) -> tuple[Rehearsal, ...]:
+        """Return what a policy sends before a run, to see that engines use what they get."""
+        return plan_rehearsals(self._engine(role))
 
     def open_channel(
         self,
@@ -403,11 +423,18 @@ class Worker:
             self._outlet.break_off()
 
     def weight_bucket(
-        self, role: RoleName, names: tuple[str, ...], as_published: bool
+        self,
+        role: RoleName,
+        names: tuple[str, ...],
+        as_published: bool,
+        scaled: Scaled = UNSCALED,
     ) -> WeightBucket | None:
-        """Ship a bucket with these parameters if this rank sends; all ranks must call it."""
+        """Ship a bucket with these parameters if this rank sends; all ranks must call it.
+
+        `scaled`: the layers whose weights are sent scaled.
+        """
         fault_point("rank.send")
-        return gather_bucket(self._engine(role), names, as_published, self._outlet)
+        return gather_bucket(self._engine(role), names, as_published, self._outlet, scaled)
 
     def rest_channel(self) -> None:
         """Give back the card memory that was needed to send, once the engines let go of it."""

@@ -89,6 +89,7 @@ class Live(Source):
             leave_cards(self.work.cluster, self.work.spec)
         return {
             "sync/logprob_gap": proved.gap,
+            "sync/rounding": proved.rounding,
             f"sync/bytes/{proved.route}": proved.bytes,
             f"sync/seconds/{proved.route}": proved.seconds,
         }

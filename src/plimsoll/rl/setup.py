@@ -21,6 +21,7 @@ from plimsoll.data.order import Ascending, MixedOrder, Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
+from plimsoll.model.disturbance import ROUNDING
 from plimsoll.records import Prompt
 from plimsoll.rl.sampling import probe_sequences
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build
@@ -156,13 +157,12 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
     quantised = spec.actor.model.quantization != "none"
     published = rollout_build(rollout).as_published
     whole = ActorRoute(cluster, budget, published, rollout, all_first=quantised)
-    merged = spec.actor.adapter is not None and not spec.sends_adapter_alone
     return prepare_sync(
         AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole,
         rollout.sync,
         probe_sequences(data.train, spec),
+        max((spec.actor.model.dtype, rollout.rounds_as), key=lambda name: ROUNDING[name]),
         send_first=quantised or spec.rank_sleep != "none",
-        merged_in_bfloat16=merged and rollout.dtype == "bfloat16",
     )
 
 

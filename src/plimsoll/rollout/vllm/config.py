@@ -56,6 +56,11 @@ class VllmConfig(RolloutEngineConfig):
         """Whether requests go to another process than the processes on the cards."""
         return True
 
+    def rounds_as(self, dtype: str) -> str:
+        """Return the format of the weights that vLLM rounds, or else the dtype."""
+        quantization = str(self.arguments.get("quantization"))
+        return "float4" if "fp4" in quantization else "float8" if "fp8" in quantization else dtype
+
     def stage_of(self, part: int) -> int:
         """Return the number of a part's stage.
 
