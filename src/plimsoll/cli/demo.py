@@ -55,6 +55,6 @@ def _run(stage: str, words: Sequence[str]) -> None:
 def _print_title(title: str) -> None:
     """Print a title; go on if the output has no reader, as a run does."""
     try:
-        print(f"\n{f' {title} ':─^80}", flush=True)
+        print(f"\n{f' {title} ':-^80}", flush=True)
     except BrokenPipeError:
         silence(sys.stdout.fileno())
