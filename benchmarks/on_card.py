@@ -97,7 +97,8 @@ class Row:
 
     def __str__(self) -> str:
         if self.failed:
-            return f"{self.case:<15}{self.who:<10}failed: {self.failed[-300:]}"
+            cut = f"{self.failed[:60]} ... {self.failed[-240:]}"
+            return f"{self.case:<15}{self.who:<10}failed: {min(self.failed, cut, key=len)}"
         cells = [
             f"{name} {measured:.2f}" + ("" if plan is None else f" of {plan:.2f} GB planned")
             for name, (measured, plan) in self.memory.items()

@@ -90,9 +90,10 @@ def test_a_job_that_fails_ends_the_demo_with_its_message_and_its_code(tmp_path: 
     assert last.startswith("error: the demo ended in its stage sft, with exit code 2.")
 
 
-def test_a_demo_that_cannot_begin_ends_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file in the place of a directory")
-    outcome = run(tmp_path, "demo")
-    assert outcome.code != 0
-    assert "runs" in outcome.err.splitlines()[0]
-    assert "error: the demo ended in its stage preparation, with exit code" in outcome.err
+def test_a_demo_that_this_machine_cannot_run_ends_before_its_first_job(tmp_path: Path) -> None:
+    """Its preparation says why: vLLM's build for CPUs needs g++."""
+    outcome = run(tmp_path, "demo", environment={"PATH": "/nowhere"})
+    assert outcome.code == 2 and "needs g++" in outcome.err
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("error: the demo ended in its stage preparation, with exit code")
+    assert not (tmp_path / "runs" / "demo" / "sft").exists()
