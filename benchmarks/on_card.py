@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -67,6 +68,7 @@ PROMPTS, RESPONSES, NEW_TOKENS = 32, 8, 128
 LIMIT = 512
 """Tokens of a row, at most."""
 MICRO_BATCH = 16_384
+_ENDING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Row:
 
     def __str__(self) -> str:
         if self.failed:
-            return f"{self.case:<15}{self.who:<10}failed: {self.failed[-300:]}"
+            cut = f"{self.failed[:60]} ... {self.failed[-240:]}"
+            return f"{self.case:<15}{self.who:<10}failed: {min(self.failed, cut, key=len)}"
         cells = [
             f"{name} {measured:.2f}" + ("" if plan is None else f" of {plan:.2f} GB planned")
             for name, (measured, plan) in self.memory.items()
@@ -324,8 +327,9 @@ def is_compiled(case: str) -> bool:
 
 def run_plimsoll(case: str, job: str, config: Path, bench: Bench) -> Row:
     """Run a case by Plimsoll's command; return its figures."""
-    _run([sys.executable, "-m", "plimsoll", job, str(config), "--force"], str(HERE), bench.until)
     directory = bench.home / f"run-{case}"
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier call, in which it failed
+    _run([sys.executable, "-m", "plimsoll", job, str(config), "--force"], str(HERE), bench.until)
     metrics = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     steps = [row for row in metrics if row.get("step", 0) > 1]
     if not steps:
@@ -393,8 +397,7 @@ def _run(command: Sequence[str], path: str, until: float) -> str:
         try:
             status: int | None = process.wait(max(1.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
             status = None
         out.seek(0)
         said = out.read()
@@ -402,6 +405,16 @@ def _run(command: Sequence[str], path: str, until: float) -> str:
         why = "no time was left" if status is None else f"exit code {status}"
         raise RuntimeError(f"{why}: {said[-1500:]}")
     return said
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group; a Ray that it started has a while to end by request."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 if __name__ == "__main__":

@@ -52,5 +52,5 @@ def choose_waiting(busy_cores: float) -> Waiting:
 
 def measure_busy_cores() -> float:
     """Return how many cores are busy now, while this process waits."""
-    share: float = psutil.cpu_percent(_LOOK_SECONDS) / 100
-    return share * psutil.cpu_count()
+    busy_cores: float = psutil.cpu_percent(_LOOK_SECONDS) / 100 * psutil.cpu_count()
+    return busy_cores

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from plimsoll.cli.supervisor import supervise
 from plimsoll.errors import Interrupted, StageFailed
@@ -32,6 +33,7 @@ def run_stages(directory: str, seed: int) -> None:
     """
     own = ("demo", "--directory", directory, "--seed", str(seed))
     began = time.monotonic()
+    Path(directory).mkdir(parents=True, exist_ok=True)
     _run("preparation", [*own, "--begin"])
     for job, title in _TITLES.items():
         _print_title(title)
@@ -55,6 +57,6 @@ def _run(stage: str, words: Sequence[str]) -> None:
 def _print_title(title: str) -> None:
     """Print a title; go on if the output has no reader, as a run does."""
     try:
-        print(f"\n{f' {title} ':─^80}", flush=True)
+        print(f"\n{f' {title} ':-^80}", flush=True)
     except BrokenPipeError:
         silence(sys.stdout.fileno())

@@ -163,7 +163,7 @@ def begin(home: Path, seed: int) -> None:
     An interrupted demo is kept, and continues. A finished demo is removed and starts anew.
     """
     if (home / _REPORT).exists():
-        print(f"removing the last demo in {home}")
+        _PatientConsole(highlight=False).print(f"removing the last demo in {home}")
         remove_directory(home)
     prepare(home, seed)
     ppo = load_spec(JOBS["ppo"], str(home / "ppo.yaml"))

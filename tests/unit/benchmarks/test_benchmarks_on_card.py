@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from on_card import (
     Bench,
     Row,
     _finished,
+    _run,
     make_rows,
     run_all,
     run_case,
@@ -96,6 +98,21 @@ def test_a_case_that_needs_more_time_than_is_left_is_not_begun(
     wanted = [("grpo-0.5b", "Plimsoll"), ("sft-1.5b", "Plimsoll")]
     assert [each.case for each in run_all(wanted, hurried, row)] == ["sft-1.5b"]
     assert "grpo-0.5b, Plimsoll: too little time is left" in capsys.readouterr().err
+
+
+def test_a_run_for_which_time_is_over_is_ended_with_its_processes(bench: Bench) -> None:
+    child = "import subprocess, sys, time; "
+    child += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', sys.argv[1]])"
+    with pytest.raises(RuntimeError, match="no time was left"):
+        _run([sys.executable, "-c", child, str(bench.home)], "", time.monotonic() + 3)
+    assert not [each for each in psutil.process_iter() if str(bench.home) in _words(each)]
+
+
+def _words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def test_what_failed_runs_again_and_what_ran_does_not(bench: Bench) -> None:
