@@ -74,12 +74,19 @@ def test_so_many_faults_in_an_hour_are_the_last() -> None:
 
 
 def test_errors_and_faults_of_the_machine_are_counted_apart() -> None:
-    errors = [failed("training rank 1 failed", "error", step) for step in range(4)]
+    errors = [failed("training rank 1 failed", "error", step) for step in range(1, 5)]
     both = [each for error in errors for each in (DIED, error)]
     assert all(why_not_again(both[:length]) is None for length in range(1, 7))
     assert "4 faults of the machine" in (why_not_again(both[:7]) or "")
     assert "4 errors within an hour" in (why_not_again([*both[:6], errors[3]]) or "")
-    assert "in step 0: training" in (why_not_again([*both[:6], errors[3]]) or "")
+    assert "in step 1: training" in (why_not_again([*both[:6], errors[3]]) or "")
+
+
+def test_an_error_before_the_first_step_is_the_last() -> None:
+    """A fault of the machine there is not: a process may be killed while it loads."""
+    first = failed("rollout engine 0 does not compute what the trainer computes", "error", 0)
+    assert "it failed before its first step" in (why_not_again([first]) or "")
+    assert why_not_again([replace(DIED, end=failed("died", "process", 0).end)]) is None
 
 
 def test_an_error_that_comes_again_at_the_same_step_is_of_the_data() -> None:
