@@ -44,7 +44,7 @@ Precision = Literal["bfloat16", "float32"]
 Alter = Callable[[WeightBucket], WeightBucket]
 
 RNG = np.random.default_rng(0)
-PROBE: list[Ints] = [RNG.integers(0, 15, 24) for _ in range(8)]
+PROBE: list[Ints] = [RNG.integers(0, 15, 40) for _ in range(6)]
 BUCKET = 2**20
 KINDS = (
     "self_attn.q_proj",
@@ -119,7 +119,7 @@ def engine_on(
         with Runner() as loop:
             yield TransformersEngine(spec), loop
     else:
-        blocks = VllmConfig(cpu_kv_cache_gib=0.25, arguments={"block_size": 16})
+        blocks = VllmConfig(cpu_kv_cache_gib=0.25, arguments={"block_size": 32})
         with started(EngineSpec(0, str(model), 64, 1, "cpu", rollout.with_engine(blocks))) as both:
             yield both
 

@@ -112,7 +112,7 @@ def test_an_adapted_layer_is_scaled_whole(policy: PolicyModel) -> None:
     ]
     found = log_probs(adapted, Disturbance(scaled=Scaled((layer,), -1.0)))
     merged = deepcopy(policy)
-    for name, parameter in adapted.named_parameters():
+    for name, _ in adapted.named_parameters():
         if name.endswith("base_layer.weight"):
             plain = name.replace(".base_layer", "")
             sign = -1.0 if plain == f"{layer}.weight" else 1.0
