@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
-import fakecard
 import numpy as np
 import pytest
-from commands import PPO, Command, metrics, wait_for, write_config, write_task
+from commands import PPO, metrics, run_here, write_config, write_task
 
 STEPS = 2
-ENVIRONMENT = {"RAY_OVERRIDE_RESOURCES": '{"GPU": 4}'}
-"""Ray asks NVIDIA's library for cards, of which the one of these tests is not a part."""
-EVERY_PROCESS = Path(fakecard.__file__).parents[1] / "every_process"
 
 
-@pytest.mark.parametrize(("route", "engines"), [("nccl", 1), ("ipc", 2)])
-def test_ppo_on_two_ranks(route: str, engines: int, tmp_path: Path) -> None:
-    """With NCCL to an engine on a card of its own; with IPC to engines on the ranks' cards."""
+@pytest.fixture(scope="module")
+def card_ray() -> Iterator[str]:
+    """The address of a Ray with four cards, which it would not find by itself."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # as `start_ray` has it
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 4})
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("route", "placement", "engines"), [("nccl", "own", 1), ("ipc", "shared", 2)]
+)
+def test_ppo_on_two_ranks(
+    route: str, placement: str, engines: int, tmp_path: Path, card_ray: str
+) -> None:
+    """By NCCL to an engine on a card of its own; by IPC to engines on the cards of the ranks."""
     config = copy.deepcopy(PPO)
-    config["run"] |= {"steps": STEPS, "save_every": STEPS, "eval_every": STEPS}
-    config["cluster"] |= {"where": "ray", "device": "cuda", "ranks": 2}
-    config["rollout"] |= {
-        "engines": engines,
-        "placement": "shared" if route == "ipc" else "own",
-        "sync": {"route": route},
-        "dtype": "float32",
-    }
+    config["run"] |= {"steps": STEPS, "save_every": None, "eval_every": STEPS}
+    config["cluster"] |= {"where": "ray", "device": "cuda", "ranks": 2, "address": card_ray}
+    sampled = {"engines": engines, "placement": placement, "sync": {"route": route}}
+    config["rollout"] |= sampled | {"dtype": "float32"}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3}
         config[role]["model"]["dtype"] = "float32"
     write_task(tmp_path)
     write_config(tmp_path, "ppo", config)
-    path = {"PYTHONPATH": f"{tmp_path}:{EVERY_PROCESS}"}
-    command = Command(tmp_path, "ppo", "ppo.yaml", environment=ENVIRONMENT | path)
-    outcome = command.finish()
+    outcome = run_here(tmp_path, "ppo", "ppo.yaml")
     assert outcome.code == 0, outcome.err
-    wait_for(lambda: not command.processes(), "the end of all processes of the run")
     rows = metrics(tmp_path / "ppo")
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
     assert all(np.isfinite(value) for row in rows for value in row.values())

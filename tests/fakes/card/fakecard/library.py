@@ -51,10 +51,10 @@ def load_library() -> bool:
 
 def _built() -> Path:
     """Return the library for these sources and this torch, built if it is not there."""
-    torch = _torch_folder()
     compiler = shutil.which("g++")
     if compiler is None:
         raise NoCardError("the card of host memory is built with g++, which is not installed")
+    torch = _torch_folder()
     if (torch / "lib" / "libtorch_cuda.so").exists():
         raise NoCardError(
             "the card of host memory needs the CPU build of torch, and this is CUDA's"
