@@ -39,7 +39,7 @@ def test_ppo_on_two_ranks(
     config["rollout"] |= sampled | {"dtype": "float32"}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3}
-        config[role]["model"]["dtype"] = "float32"
+        config[role]["model"] |= {"dtype": "float32", "kernels": "own"}  # Liger needs a real card
     write_task(tmp_path)
     write_config(tmp_path, "ppo", config)
     outcome = run_here(tmp_path, "ppo", "ppo.yaml")
