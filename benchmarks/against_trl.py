@@ -10,6 +10,7 @@ the first of them, in a process of its own each, and in the same number of optim
 is a token of a row, prompt included: padding counts nothing, and a prompt that a pair shares counts
 twice. Time is that of the optimizer steps alone; memory is the largest resident set of the process,
 by the kernel, and for Plimsoll by its ledger too.
+Before the first run it looks whether the machine is quiet, and says so: only then threads spin.
 TRL runs padded, padded and grouped by length, packed, and without padding, where it has these.
 """
 
@@ -33,15 +34,13 @@ import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from plimsoll.run.ledger import memory_use, read_ledger
+from waiting_threads import choose_waiting, measure_busy_cores
 
 HERE = Path(__file__).parent
 STEP = {"sft": 32, "dpo": 16, "rm": 16}
 """Rows of one optimizer step."""
 LIMIT = 512
 """Tokens of a sequence; longer rows are left out."""
-SPIN = {"GOMP_SPINCOUNT": "300000"}
-"""OpenMP's own way of waiting, for both: nothing else computes. Plimsoll alone would have its
-threads sleep sooner, for machines that others use too."""
 FIRST = ", reference first"
 """The reference's log-probs are computed before the time of steps begins."""
 TRL: dict[str, dict[str, dict[str, object]]] = {
@@ -109,6 +108,9 @@ class Found:
 
 def main() -> int:
     options = _options()
+    waiting = choose_waiting(measure_busy_cores())
+    print(waiting, flush=True)
+    os.environ |= waiting.environment
     with tempfile.TemporaryDirectory() as folder:
         home = Path(options.folder or folder)
         home.mkdir(parents=True, exist_ok=True)
@@ -254,11 +256,10 @@ def run_trl(case: Case, home: Path, trl: str) -> Iterator[Found]:
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
     """What the command printed, and its largest resident set in bytes."""
-    told = os.environ | SPIN | environment
     with (
         tempfile.TemporaryFile("w+") as out,
         subprocess.Popen(
-            command, env=told, stdout=out, stderr=subprocess.PIPE, text=True
+            command, env=os.environ | environment, stdout=out, stderr=subprocess.PIPE, text=True
         ) as process,
     ):
         assert process.stderr is not None

@@ -6,12 +6,14 @@
     python benchmarks/on_card.py --device cpu --shrink [--trl DIR]     # try it without a card
 
 Models have the shapes of Qwen2.5 and random weights, rows are random digits, so nothing is
-downloaded. Each case is a run of its own, and TRL does the same with its fused kernels. Cases that
-are in the file of `--out` already are left out, so a second call goes on where the first had to
-stop. Figures are medians over steps, without the first, which compiles and warms up; a token is a
-token of a row, prompt included. The share is that of the measured rate of a bfloat16 matrix
-product, with 2 FLOPs a parameter and pass, as `mfu` has it. The table has its columns explained in
-docs/performance.md.
+downloaded. Each case is a run of its own, and TRL does the same with its fused kernels. This
+process never opens the card, so that what is measured there is the run's alone. The cases that
+matter most come first, the cheapest of them before the others, and Plimsoll's before TRL's. A case
+that fails leaves a row with its error, and the next begins. Cases that are in the file of `--out`
+already are left out, so a second call goes on where the first had to stop. Figures are medians over
+steps, without the first, which compiles and warms up; a token is a token of a row, prompt included.
+The share is that of the measured rate of a bfloat16 matrix product, with 2 FLOPs a parameter and
+pass, as `mfu` has it. The table has its columns explained in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -26,20 +28,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.planning import plan_job, token_flops
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.host import thread_wait_settings
-from plimsoll.model.tiny import tiny_config
 from plimsoll.run.ledger import memory_use, read_ledger
 
 HERE = Path(__file__).parent
@@ -49,13 +47,23 @@ SIZES: dict[str, dict[str, int]] = {
     "7b": {"hidden": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "feed_forward": 18944},
 }
 SHRUNKEN = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 384}
-CASES = (
-    *("sft-1.5b", "grpo-0.5b", "sft-0.5b", "dpo-0.5b", "grpo-1.5b", "dpo-1.5b"),
-    *("sft-7b", "grpo-7b", "dpo-7b", "grpo-7b-merged"),
+SIDES = ("Plimsoll", "TRL")
+FIRST = ("sft-0.5b", "dpo-0.5b", "sft-1.5b", "grpo-0.5b")
+"""Cases that all run before TRL does them, and before others: 4 minutes are to hold them."""
+OTHERS = (
+    *("dpo-1.5b", "grpo-1.5b", "sft-7b", "dpo-7b", "grpo-7b", "grpo-7b-merged"),
+    "grpo-0.5b-compiled",
 )
 """In the order of their worth: time may run out. `merged`: a sync sends all weights, with the
-adapter added to them, and not the adapter alone."""
-STEPS, PROMPTS, RESPONSES, NEW_TOKENS = 4, 32, 8, 256
+adapter added to them, and not the adapter alone; TRL has no such choice. `compiled`: the engine
+compiles and captures graphs, which takes minutes; the others do neither."""
+CASES = (*FIRST, *OTHERS)
+Try = tuple[str, str]
+"""A case, and the side that runs it."""
+STEPS = {"sft": 4, "dpo": 4, "grpo": 3}
+LEAST_SECONDS = {"sft": 15, "dpo": 15, "grpo": 45}
+"""What a run needs at least, most of it for its start: with less left it is not begun."""
+PROMPTS, RESPONSES, NEW_TOKENS = 32, 8, 128
 LIMIT = 512
 """Tokens of a row, at most."""
 MICRO_BATCH = 16_384
@@ -106,17 +114,17 @@ class Bench:
     Attributes:
         home: the directory of models, rows and runs.
         shrink: whether models and steps are tiny, for a try.
+        name: the card's name, or "cpu".
         trl: the directory that TRL was installed into; None: it does not run.
-        eager: whether engines neither compile nor capture graphs.
         rate: FLOPs a second of a matrix product.
         until: the time, by `time.monotonic`, at which the last run must have ended.
     """
 
     home: Path
     device: str
+    name: str
     shrink: bool
     trl: str | None
-    eager: bool
     rate: float
     until: float
 
@@ -134,23 +142,21 @@ class Bench:
 def main() -> int:
     """Run the cases in turn, print each and keep it."""
     options = _options()
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     until = time.monotonic() + options.seconds
-    rate = matrix_rate(device)
-    print(f"{device_name(device)}: bfloat16 matrix product {rate / 1e12:,.2f} TFLOP/s", flush=True)
+    card = make({"make": "rate", "device": options.device}, until)
+    name, rate = card["name"], card["rate"]
+    print(f"{name}: bfloat16 matrix product {rate / 1e12:,.2f} TFLOP/s", flush=True)
     done = _finished(options.out)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(options.folder or folder)
         home.mkdir(parents=True, exist_ok=True)
-        bench = Bench(home, device, options.shrink, options.trl, options.eager, rate, until)
-        for case in CASES:
-            if options.only and not any(case.startswith(word) for word in options.only):
-                continue
-            for row in run_case(case, bench, done):
-                print(row, flush=True)
-                if options.out:
-                    with open(options.out, "a") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
+        bench = Bench(home, card["device"], name, options.shrink, options.trl, rate, until)
+        wanted = [each for each in tries(options.only or CASES, bench) if each not in done]
+        for row in run_all(wanted, bench, run_case):
+            print(row, flush=True)
+            if options.out:
+                with open(options.out, "a") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
     return 0
 
 
@@ -162,36 +168,53 @@ def _options() -> argparse.Namespace:
     add("--seconds", type=float, default=240, help="for all together (%(default)s)")
     add("--device", choices=("cuda", "cpu"), help="default: cuda, where there is one")
     add("--shrink", action="store_true", help="tiny models and steps, for a try")
-    add("--eager", action="store_true", help="engines that neither compile nor capture graphs")
     add("--folder", help="keep models and runs here; default: nowhere")
     add("--out", help="a file of JSON lines; what it has is not run again")
     return parser.parse_args()
 
 
-def _finished(out: str | None) -> set[tuple[str, str]]:
+def _finished(out: str | None) -> set[Try]:
     if out is None or not Path(out).exists():
         return set()
     rows = map(json.loads, Path(out).read_text().splitlines())
     return {(row["case"], row["who"]) for row in rows if not row["failed"]}
 
 
-def run_case(case: str, bench: Bench, done: set[tuple[str, str]]) -> Iterator[Row]:
-    """Yield the row of each side that is not done yet, while there is time."""
-    job, size, *how = case.split("-")
-    for who in ("Plimsoll", "TRL"):
-        if (case, who) in done or (who == "TRL" and (bench.trl is None or how)):
+def tries(beginnings: Sequence[str], bench: Bench) -> list[Try]:
+    """Return what is to run, in its order: cases that begin like one of these, by each side."""
+    first = [(case, who) for who in SIDES for case in FIRST]
+    others = [(case, who) for case in OTHERS for who in SIDES]
+    return [
+        (case, who)
+        for case, who in (*first, *others)
+        if case.startswith(tuple(beginnings))
+        and (who == "Plimsoll" or (bench.trl is not None and not case.endswith("merged")))
+    ]
+
+
+def run_all(
+    wanted: Iterable[Try], bench: Bench, run: Callable[[str, str, Bench], Row]
+) -> Iterator[Row]:
+    """Yield the row of each try for which time is left; the row of one that fails has its error."""
+    for case, who in wanted:
+        if bench.until - time.monotonic() < LEAST_SECONDS[case.split("-")[0]]:
+            print(f"{case}, {who}: too little time is left; call again", file=sys.stderr)
             continue
-        if bench.until - time.monotonic() < 5:
-            print(f"{case}, {who}: no time is left; call again", file=sys.stderr)
-            return
         try:
-            model = make_model(size, bench)
-            make_rows(bench)
-            config = write_config(case, job, size, model, bench)
-            run = run_plimsoll if who == "Plimsoll" else run_trl
-            yield run(case, job, config, bench)
-        except RuntimeError as error:
-            yield Row(case, who, device_name(bench.device), failed=str(error))
+            row = run(case, who, bench)
+        except Exception as error:  # noqa: BLE001  the next case may well run
+            row = Row(case, who, bench.name, failed=f"{type(error).__name__}: {error}")
+        yield row
+
+
+def run_case(case: str, who: str, bench: Bench) -> Row:
+    """Write what a case needs, and run it by one side."""
+    job, size = case.split("-")[:2]
+    model = make_model(size, bench)
+    make_rows(bench)
+    config = write_config(case, job, size, model, bench)
+    run = run_plimsoll if who == "Plimsoll" else run_trl
+    return run(case, job, config, bench)
 
 
 def make_model(size: str, bench: Bench) -> Path:
@@ -200,18 +223,19 @@ def make_model(size: str, bench: Bench) -> Path:
     if not path.exists():
         shape = SHRUNKEN if bench.shrink else SIZES[size]
         vocab = 8192 if bench.shrink else 151_936
-        config: PreTrainedConfig = tiny_config("qwen2", size != "7b", vocab=vocab, **shape)
-        tokenizer = make_tokenizer()
-        config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
-        torch.manual_seed(0)
-        with torch.device(bench.device):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.save_pretrained(path, max_shard_size="4GB")
-        tokenizer.save_pretrained(path)
-        del model
-        if bench.device == "cuda":
-            torch.cuda.empty_cache()
+        settings = {"tied": size != "7b", "shape": {"vocab": vocab, **shape}}
+        partial = path.with_name(f"{path.name}.partial")
+        make(
+            {"make": "model", "path": str(partial), "device": bench.device, **settings}, bench.until
+        )
+        partial.rename(path)
     return path
+
+
+def make(settings: Mapping[str, Any], until: float) -> Any:
+    """Return what on_card_make.py prints for these settings, in a process of its own."""
+    words = [sys.executable, str(HERE / "on_card_make.py"), json.dumps(settings)]
+    return json.loads(_run(words, str(HERE), until).splitlines()[-1])
 
 
 def make_rows(bench: Bench) -> None:
@@ -225,7 +249,7 @@ def make_rows(bench: Bench) -> None:
         return "".join(draw.choices("0123456789", k=min(most, max(least, length))))
 
     lines = []
-    for _ in range(STEPS * bench.rows):
+    for _ in range(max(STEPS.values()) * bench.rows):
         prompt, rest = digits(32, 160), LIMIT - 161
         lines.append({"prompt": prompt, "chosen": digits(32, rest), "rejected": digits(32, rest)})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -248,7 +272,7 @@ def write_config(case: str, job: str, size: str, model: Path, bench: Bench) -> P
     tree: dict[str, Any] = {
         "run": {
             "directory": str(bench.home / f"run-{case}"),
-            "steps": STEPS,
+            "steps": STEPS[job],
             "tensorboard": False,
             "keep_checkpoints": 0,
             "save_model": False,
@@ -267,24 +291,21 @@ def write_config(case: str, job: str, size: str, model: Path, bench: Bench) -> P
         "grpo": {"prompts": bench.prompts, "responses": RESPONSES},
     }
     tree["batch"] = {**batch[job], "micro_batch_tokens": 2048 if bench.shrink else MICRO_BATCH}
-    separate = case == "grpo-7b"
-    tree |= _sampling(separate, bench) if job == "grpo" else {}
+    tree |= _sampling(case, bench) if job == "grpo" else {}
     path = bench.home / f"{case}.yaml"
     path.write_text(f"# {job}\n{yaml.safe_dump(tree)}")
     return path
 
 
-def _sampling(separate: bool, bench: Bench) -> dict[str, Any]:
-    """Return the sections of a run that samples by an engine on the ranks' card, which sleeps.
-
-    `separate`: whether the engine gets the adapter apart from the weights.
-    """
+def _sampling(case: str, bench: Bench) -> dict[str, Any]:
+    """Return the sections of a run that samples by an engine on the ranks' card, which sleeps."""
+    separate = case == "grpo-7b"
     if bench.device == "cpu":
         vllm: dict[str, Any] = {"cpu_kv_cache_gib": 0.25}
     else:
         vllm = {"memory_share": 0.45, "sleep_level": 1 if separate else 2}
         vllm |= {"adapter": "separate"} if separate else {}
-        vllm |= {"arguments": {"enforce_eager": True}} if bench.eager else {}
+        vllm |= {} if is_compiled(case) else {"arguments": {"enforce_eager": True}}
     return {
         "cluster": {"where": "ray", "device": bench.device, "ranks": 1},
         "rewards": {"digits": {"name": "rl_rewards:digits"}},
@@ -296,12 +317,19 @@ def _sampling(separate: bool, bench: Bench) -> dict[str, Any]:
     }
 
 
+def is_compiled(case: str) -> bool:
+    """Return whether the engine of a case compiles and captures graphs."""
+    return case.endswith("compiled")
+
+
 def run_plimsoll(case: str, job: str, config: Path, bench: Bench) -> Row:
     """Run a case by Plimsoll's command; return its figures."""
-    _run([sys.executable, "-m", "plimsoll", job, str(config), "--force"], str(HERE), bench)
+    _run([sys.executable, "-m", "plimsoll", job, str(config), "--force"], str(HERE), bench.until)
     directory = bench.home / f"run-{case}"
     metrics = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     steps = [row for row in metrics if row.get("step", 0) > 1]
+    if not steps:
+        raise RuntimeError(f"{directory} has no step after the first")
     speed = statistics.median(row["tokens_per_second"] for row in steps)
     phases = {
         name.removeprefix("seconds/"): statistics.median(row[name] for row in steps)
@@ -312,7 +340,7 @@ def run_plimsoll(case: str, job: str, config: Path, bench: Bench) -> Row:
     return Row(
         case,
         "Plimsoll",
-        device_name(bench.device),
+        bench.name,
         speed,
         speed * token_flops(plan_job(load_any(str(config))).job) / bench.rate,
         statistics.median(row["tokens"] for row in steps) / speed,
@@ -333,23 +361,24 @@ def run_trl(case: str, job: str, config: Path, bench: Bench) -> Row:
         "model": yaml.safe_load(config.read_text())["actor"]["model"]["path"],
         "rows": str(bench.home / "rows.jsonl"),
         "batch": bench.prompts * RESPONSES if job == "grpo" else bench.rows,
-        "steps": STEPS,
+        "steps": STEPS[job],
         "new_tokens": 16 if bench.shrink else NEW_TOKENS,
         "micro": 2 if bench.shrink else 32,
         "checkpointing": job != "sft" or "7b" in case,
         "lora": "7b" in case,
+        "compiled": is_compiled(case),
         "cpu": bench.device == "cpu",
     }
     words = [sys.executable, str(HERE / "on_card_trl.py"), json.dumps(settings)]
-    said = json.loads(_run(words, bench.trl, bench).splitlines()[-1])
+    said = json.loads(_run(words, bench.trl, bench.until).splitlines()[-1])
     seconds = statistics.median(said["seconds"][1:])
     speed = said["tokens"] / seconds
     share = speed * token_flops(plan_job(load_any(str(config))).job) / bench.rate
     memory = {"process": (said["peak_bytes"] / 1e9, None)}
-    return Row(case, "TRL", device_name(bench.device), speed, share, seconds, memory, {})
+    return Row(case, "TRL", bench.name, speed, share, seconds, memory, {})
 
 
-def _run(command: Sequence[str], path: str, bench: Bench) -> str:
+def _run(command: Sequence[str], path: str, until: float) -> str:
     """Return what a command printed; end it, with its processes, when time is over.
 
     Raises:
@@ -362,7 +391,7 @@ def _run(command: Sequence[str], path: str, bench: Bench) -> str:
             command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            status: int | None = process.wait(max(1.0, bench.until - time.monotonic()))
+            status: int | None = process.wait(max(1.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -373,27 +402,6 @@ def _run(command: Sequence[str], path: str, bench: Bench) -> str:
         why = "no time was left" if status is None else f"exit code {status}"
         raise RuntimeError(f"{why}: {said[-1500:]}")
     return said
-
-
-def matrix_rate(device: str) -> float:
-    """Return the FLOPs a second of a large bfloat16 matrix product, the best of several."""
-    size, rounds = (8192, 20) if device == "cuda" else (1024, 2)
-    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        for _ in range(rounds):
-            a @ b
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    return rounds * 2 * size**3 / min(seconds() for _ in range(5))
-
-
-def device_name(device: str) -> str:
-    """Return the name of the card, or "cpu"."""
-    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,17 @@ def _grpo(settings: Settings) -> tuple[Any, Any, Settings, Settings]:
             "vllm_gpu_memory_utilization": 0.45,
             "vllm_enable_sleep_mode": True,
         }
+        if not settings["compiled"]:
+            _have_engines_run_eagerly()
     own = {"columns": {"prompt": "prompt"}, "trainer": {"reward_funcs": digits}}
     return GRPOTrainer, GRPOConfig, more, own
+
+
+def _have_engines_run_eagerly() -> None:
+    """Have TRL's engines neither compile nor capture graphs, for which it has no setting."""
+    from trl.generation import vllm_generation
+
+    vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
 
 
 JOBS: dict[str, Callable[[Settings], tuple[Any, Any, Settings, Settings]]] = {

@@ -7,8 +7,9 @@
 Both train the same model (27M parameters, Qwen2-shaped, bfloat16) with 16 prompts of GSM8K a step,
 8 responses each, of at most 64 tokens, by the same reward and sampler settings, each in a run of
 its own. The first step, which compiles and warms up, is left out. Time is that of whole steps:
-rollout, reward, training, weight sync. Memory is the largest sum over all processes of a run,
-looked at ten times a second; what several share is divided among them (PSS).
+rollout, reward, training, weight sync. Threads spin on a quiet machine only (waiting_threads.py).
+Memory is the largest sum over all processes of a run, looked at ten times a second; what several
+share is divided among them (PSS).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from typing import Any
 import psutil
 import yaml
 
+from waiting_threads import choose_waiting, measure_busy_cores
+
 HERE = Path(__file__).parent
 PROMPTS, RESPONSES = 16, 8
 PROMPT_TOKENS = 192
-SPIN = {"GOMP_SPINCOUNT": "300000"}
-"""OpenMP's own way of waiting, for both (see against_trl.py)."""
 TRL = {
     f"batches of {size}": {
         "per_device_train_batch_size": size,
@@ -74,6 +75,9 @@ class Found:
 def main() -> None:
     """Run all in turn, and print each and the comparison."""
     options = _options()
+    waiting = choose_waiting(measure_busy_cores())
+    print(waiting, flush=True)
+    os.environ |= waiting.environment
     with tempfile.TemporaryDirectory() as folder:
         home = Path(options.folder or folder)
         home.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, i
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            command, env={**os.environ, **SPIN, **environment}, stdout=out, stderr=errors, text=True
+            command, env={**os.environ, **environment}, stdout=out, stderr=errors, text=True
         ) as process,
     ):
         peaks = [0]

@@ -97,6 +97,18 @@ class WeightSyncError(PlimsollError):
     fault = "error"
 
 
+class StageFailed(PlimsollError):
+    """A command that another command runs, and that ended with this exit code."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text, exit_code)  # both arguments, so that the exception pickles
+        self.text = text
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Interrupted(PlimsollError):
     """The user's request to stop (Ctrl-C), raised once the run is saved. Exit code 130."""
 

@@ -223,9 +223,9 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
 _LIGHT = {
     *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "chaos"),
     *("from-openrlhf", "from-trl", "from-verl", "init", "completion", "complete"),
-    *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
+    *("setup-vllm", "setup-verifiers", "verifiers-tasks", "demo"),
 }
-"""Commands that train and sample nothing: they need no restart with jemalloc."""
+"""Commands that train and sample nothing in their process: they need no restart with jemalloc."""
 
 
 def _without_utf8(error: UnicodeEncodeError) -> str:

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,7 +91,12 @@ def supervise(words: Sequence[str]) -> int:
     If the run was killed and is not started again, this process ends by the same signal.
     """
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKS, signal.SIGCHLD})
+    with _signals_waiting():
+        return _end_alike(_supervise(words))
+
+
+def _supervise(words: Sequence[str]) -> int:
+    """Return the exit code of the last attempt; negative: the signal that killed it."""
     attempts: list[Attempt] = []
     while True:
         if any(attempt.open is not None and attempt.open.is_open for attempt in attempts):
@@ -106,7 +111,7 @@ def supervise(words: Sequence[str]) -> int:
             tell(text)
             _tell_webhook(last, text)
         if reason is not None:
-            return _end_alike(last.code)
+            return last.code
         wait = min(_FIRST_WAIT * 4 ** (recent(_times(_alike(attempts))) - 1), _LONGEST_WAIT)
         if signal.sigtimedwait(_ASKS, wait) is not None:
             return Interrupted.exit_code
@@ -188,6 +193,16 @@ def _start_text(attempts: Sequence[Attempt]) -> str:
         f"The run is started again {start}{fewer} "
         f"({count_of(_times(_alike(attempts)), last.open.restarts, _kind(last))})"
     )
+
+
+@contextmanager
+def _signals_waiting() -> Iterator[None]:
+    """Have signals that ask for a stop, or tell of a child's end, wait until they are fetched."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKS, signal.SIGCHLD})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _attempt(words: Sequence[str]) -> Attempt:

@@ -7,7 +7,7 @@ and chaos.
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,28 @@ def demo(words: list[str]) -> None:
         action="store_true",
         help="write data, model and the configs sft, dpo, ppo and grpo; train nothing",
     )
+    # What comes before the jobs and after them has a process of its own, too: see cli/demo.py.
+    parser.add_argument("--begin", action="store_true", help=SUPPRESS)
+    parser.add_argument("--end", type=float, help=SUPPRESS)
     options = parser.parse_args(words)
-
-    from plimsoll.commands.demo import prepare, run_demo
-
+    home = Path(options.directory)
     if options.files_only:
-        prepare(Path(options.directory), options.seed)
-        show(f"{options.directory} is ready. First: plimsoll sft {options.directory}/sft.yaml\n")
+        from plimsoll.commands.demo import prepare
+
+        prepare(home, options.seed)
+        show(f"{home} is ready. First: plimsoll sft {home}/sft.yaml\n")
+    elif options.begin:
+        from plimsoll.commands.demo import begin
+
+        begin(home, options.seed)
+    elif options.end is not None:
+        from plimsoll.commands.demo import end
+
+        end(home, options.end)
     else:
-        run_demo(options.directory, options.seed)
+        from plimsoll.cli.demo import run_stages
+
+        run_stages(options.directory, options.seed)
 
 
 def _open_plan(options: Namespace, flags: list[str]) -> None:

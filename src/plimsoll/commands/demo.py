@@ -1,6 +1,7 @@
 """A demo of all stages in minutes: make a task and a model, run SFT, PPO and GRPO, show results.
 
-`plimsoll demo`
+`plimsoll demo` makes the task and shows the results with the functions here; `cli/demo.py` runs
+the jobs in between, each as a command of its own.
 
 All files are written below one directory, including the configs. So each stage can be repeated by
 hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`. There is also a config for
@@ -11,7 +12,6 @@ built for.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,7 @@ from plimsoll.commands.arithmetic import (
     write_pairs,
     write_problems,
 )
-from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
-from plimsoll.commands.run import run
+from plimsoll.commands.planning import local_host_of, refuse_conflicts
 from plimsoll.config.base import AUTO
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
@@ -135,6 +134,8 @@ algorithm:
 
 _RUNS = {"sft": _SFT, "ppo": _PPO, "grpo": _GRPO}
 _CONFIGS = _RUNS | {"dpo": _DPO}
+_REPORT = "report.txt"
+"""The file that a finished demo has."""
 
 
 @dataclass(frozen=True)
@@ -156,29 +157,18 @@ class _PatientConsole(Console):
         silence(sys.stdout.fileno())
 
 
-def run_demo(directory: str, seed: int) -> DemoOutcome:
-    """Run the demo in a directory and return its results.
+def begin(home: Path, seed: int) -> None:
+    """Prepare the demo in a directory, and refuse it if this machine cannot run its jobs.
 
-    An interrupted demo continues. A finished demo is removed and starts anew.
+    An interrupted demo is kept, and continues. A finished demo is removed and starts anew.
     """
-    home = Path(directory)
-    console = _PatientConsole(highlight=False)
-    started = time.monotonic()
-    if (home / "report.txt").exists():
-        console.print(f"removing the last demo in {home}")
+    if (home / _REPORT).exists():
+        print(f"removing the last demo in {home}")
         remove_directory(home)
     prepare(home, seed)
-    sft, ppo, grpo = (load_spec(JOBS[name], str(home / f"{name}.yaml")) for name in _RUNS)
+    ppo = load_spec(JOBS["ppo"], str(home / "ppo.yaml"))
     refuse(missing_needs(ppo))
     refuse_conflicts(local_host_rules(ppo, local_host_of(ppo.cluster)))
-    console.rule("1. supervised fine-tuning")
-    run(sft, plan_run(sft))
-    console.rule("2. from there, PPO on Ray, DeepSpeed and vLLM")
-    run(ppo, plan_run(ppo))
-    console.rule("3. from there, GRPO in this process")
-    run(grpo, plan_run(grpo))
-    console.rule("4. what came of it")
-    return tell(home, console, time.monotonic() - started)
 
 
 def prepare(home: Path, seed: int) -> None:
@@ -208,6 +198,11 @@ def _device() -> str:
     return "cpu" if installed_version("vllm") is None else AUTO
 
 
+def end(home: Path, elapsed: float) -> None:
+    """Print the results of a demo that took `elapsed` seconds; write its page and its report."""
+    tell(home, _PatientConsole(highlight=False), elapsed)
+
+
 def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:
     """Print results, some answers and the time by phase; write page and report; return results.
 
@@ -232,7 +227,7 @@ def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:
     directories = ", ".join(str(run.path) for run in runs.values())
     console.print(f"\n{elapsed:.0f} s in all. Curves: {page_path}. Run directories: {directories}")
     write_whole(
-        home / "report.txt",
+        home / _REPORT,
         f"exact match after SFT: {outcome.sft:.4f}\nafter PPO: {outcome.ppo:.4f}\n"
         f"after GRPO: {outcome.grpo:.4f}\nseconds: {elapsed:.0f}\n",
     )

