@@ -57,7 +57,7 @@ test test-all: setup
 test-card: setup
 	env -u CUDA_VISIBLE_DEVICES PYTHONPATH=$(CURDIR)/tests/fakes/card/every_process OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest $(WORKERS) -p fakecard.plugin -m "(gpu or card) and not kernels" \
-	  tests/card tests/unit/machine tests/unit/model
+	  tests/card tests/integration/test_gpu_sync.py tests/unit/machine tests/unit/model
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \

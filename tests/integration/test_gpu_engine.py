@@ -284,7 +284,11 @@ class Slept:
 def sleep_on_the_card(
     place: Place, model: Path, setting: Setting, depth: RankSleep, out: Path
 ) -> Slept:
-    """Train a step, sleep, save asleep, wake, and train another."""
+    """Train a step, sleep, save asleep, wake, and train another.
+
+    What earlier calls left on the card does not count: DeepSpeed keeps weights of a dropped engine.
+    """
+    left = torch.cuda.memory_allocated()
     worker = Worker(place)
     worker.load_policy("actor", setting.role(model), 1.0)
     sft_step(worker, place, BATCHES[0], 39, RATES[0])
@@ -296,12 +300,12 @@ def sleep_on_the_card(
     kept = [tensor for tensor in states if tensor.untyped_storage()._cdata not in buckets]
     before = bits_of(engine, kept)
     worker.give_back()
-    awake = torch.cuda.memory_allocated()
+    awake = torch.cuda.memory_allocated() - left
     worker.sleep(depth)
-    asleep = torch.cuda.memory_allocated()
+    asleep = torch.cuda.memory_allocated() - left
     worker.save_checkpoint("actor", out)
     worker.wake()
-    again = torch.cuda.memory_allocated()
+    again = torch.cuda.memory_allocated() - left
     is_same = all(map(torch.equal, before, bits_of(engine, kept)))
     result = sft_step(worker, place, BATCHES[1], 39, RATES[1])
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in states}

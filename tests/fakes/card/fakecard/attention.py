@@ -153,4 +153,5 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 def _add_groups(per_head: Tensor, groups: int) -> Tensor:
     """Add up the gradients [heads, T, D] of heads that share keys; return [T, key heads, D]."""
-    return per_head.transpose(0, 1).unflatten(1, (-1, groups)).sum(2)
+    by_key: Tensor = per_head.transpose(0, 1).unflatten(1, (-1, groups))
+    return by_key.sum(2)

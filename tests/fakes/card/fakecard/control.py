@@ -41,11 +41,6 @@ def catching_races() -> Iterator[list[str]]:
         races += take_races()
 
 
-def kernels() -> list[str]:
-    """Return the names of the operations that ran on the card so far."""
-    return str(library().fc_kernels().decode()).splitlines()
-
-
 def set_capacity(size: int) -> None:
     """Set the bytes of this process's card."""
     library().fc_capacity(size)

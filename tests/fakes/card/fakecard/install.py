@@ -46,7 +46,7 @@ def install() -> None:
     kernels.impl("_flash_attention_forward", attention.forward, "CUDA")
     kernels.impl("_flash_attention_backward", attention.backward, "CUDA")
     _kept.append(kernels)
-    library().fc_scalar_ok("\n".join(sorted(_takes_scalars())).encode())
+    library().fc_takes_scalars("\n".join(sorted(_takes_scalars())).encode())
 
 
 def _visible() -> list[int]:
@@ -170,9 +170,7 @@ def _takes_scalars() -> set[str]:
 
     CUDA's wrappers check no devices there: NoCheck, or an iterator, in native_functions.yaml.
     """
-    import torchgen
-
-    folder = Path(torchgen.__file__).parent / "packaged/ATen/native"
+    folder = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native"
     names, name = set(), ""
     for line in (folder / "native_functions.yaml").read_text().splitlines():
         if line.startswith("- func: "):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from fcntl import LOCK_EX, flock
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,10 @@ def load_library() -> bool:
 
 def _built() -> Path:
     """Return the library for these sources and this torch, built if it is not there."""
-    torch = _torch_folder()
     compiler = shutil.which("g++")
     if compiler is None:
         raise NoCardError("the card of host memory is built with g++, which is not installed")
+    torch = _torch_folder()
     if (torch / "lib" / "libtorch_cuda.so").exists():
         raise NoCardError(
             "the card of host memory needs the CPU build of torch, and this is CUDA's"
@@ -64,18 +65,21 @@ def _built() -> Path:
         b"".join([*(part.read_bytes() for part in parts), repr(_OPTIONS).encode()])
     )
     built = _BUILT / f"fakecard-{key.hexdigest()[:16]}.so"
-    if not built.exists():
-        _BUILT.mkdir(exist_ok=True)
-        partial = built.with_suffix(f".{os.getpid()}")
-        include = torch / "include"
-        places = [f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{torch / 'lib'}"]
-        linked = [f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
-        files = [str(source) for source in sources if source.suffix == ".cpp"]
-        subprocess.run(
-            [compiler, *_OPTIONS, "-o", str(partial), *files, *places, *linked], check=True
-        )
-        partial.rename(built)  # another process may build the same
+    _BUILT.mkdir(exist_ok=True)
+    with (_BUILT / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)  # other processes wait for this one's build
+        if not built.exists():
+            _build(compiler, torch, sources, built)
     return built
+
+
+def _build(compiler: str, torch: Path, sources: Sequence[Path], built: Path) -> None:
+    include, partial = torch / "include", built.with_suffix(".partial")
+    places = [f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{torch / 'lib'}"]
+    linked = [f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+    files = [str(source) for source in sources if source.suffix == ".cpp"]
+    subprocess.run([compiler, *_OPTIONS, "-o", str(partial), *files, *places, *linked], check=True)
+    partial.rename(built)
 
 
 def _torch_folder() -> Path:
@@ -95,12 +99,11 @@ def _with_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "fc_get_stream": number,
         "fc_new_stream": number,
         "fc_races": text,
-        "fc_kernels": text,
         "fc_segments": text,
     }
     arguments: dict[str, list[Any]] = {
         "fc_stat": [text],
-        "fc_scalar_ok": [text],
+        "fc_takes_scalars": [text],
         "fc_set_stream": [number],
         "fc_sync_stream": [number],
         "fc_wait_stream": [number, number],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,15 @@ def whole(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-_resize_on_host = UntypedStorage.resize_
-_clone_on_host = UntypedStorage.clone
+_resize_on_host: Any = UntypedStorage.resize_
+_clone_on_host: Callable[[UntypedStorage], UntypedStorage] = UntypedStorage.clone
 
 
-def resize_storage(storage: UntypedStorage, size: int) -> Any:
+def resize_storage(storage: UntypedStorage, size: int) -> UntypedStorage:
     """Give a storage another size (`UntypedStorage.resize_`)."""
     if storage.device.type != "cuda":
-        return _resize_on_host(storage, size)
+        _resize_on_host(storage, size)
+        return storage
     torch.ops.fakecard.resize_storage(whole(storage), size)
     return storage
 

@@ -58,7 +58,7 @@ class Work:
         return future
 
 
-class Options:
+class NcclOptions:
     """`ProcessGroupNCCL.Options`."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
@@ -70,15 +70,20 @@ class Options:
         self.config = SimpleNamespace()
 
 
-class ProcessGroupNCCL(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # whose types overload most names
+
+
+class ProcessGroupNCCL(_ProcessGroup):  # type: ignore[misc]
     """The collectives that Plimsoll, DeepSpeed and torch ask of NCCL."""
 
-    Options = Options
+    Options = NcclOptions
 
-    def __init__(self, store: Any, rank: int, size: int, options: Options | None = None) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, options: NcclOptions | None = None
+    ) -> None:
         super().__init__(rank, size)
-        self.options = options or Options()
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, self.options._timeout)
+        self.options = options or NcclOptions()
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, self.options._timeout)
         self._stream = int(library().fc_new_stream())
         self._number, self._ranks = rank, size
         self.bound_device_id = None
@@ -138,7 +143,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
     def _reduce(self, tensor: Tensor, operation: Any) -> None:
         """Reduce a tensor of the host over all ranks, in place. gloo has no averages."""
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         average = operation == dist.ReduceOp.AVG
         options.reduceOp = dist.ReduceOp.SUM if average else operation
         self._gloo.allreduce([tensor], options).wait()
