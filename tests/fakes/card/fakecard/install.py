@@ -148,6 +148,7 @@ def _replaced() -> dict[str, Any]:
         "torch.UntypedStorage.clone": memory.clone_storage,
         "torch.UntypedStorage._share_cuda_": memory.share_storage,
         "torch.UntypedStorage._new_shared_cuda": staticmethod(memory.open_storage),
+        "torch.UntypedStorage._release_ipc_counter_cuda": staticmethod(memory.release_reader),
         "torch.distributed.is_nccl_available": lambda: True,
         "torch.distributed.ProcessGroupNCCL": nccl.ProcessGroupNCCL,
         "torch.distributed.distributed_c10d._NCCL_AVAILABLE": True,

@@ -124,10 +124,16 @@ def open_storage(device: int, path: bytes, room: int, size: int, counter: bytes,
     return opened.untyped_storage()
 
 
+def release_reader(counter: bytes, place: int) -> None:
+    """Count a reader of shared memory as gone (`_release_ipc_counter_cuda`)."""
+    readers = Path(counter.decode())
+    readers.write_text(str(int(readers.read_text()) - 1))
+
+
 def collect_shared() -> None:
     """Drop memory that no other process reads any more (`torch.cuda.ipc_collect`)."""
     for counter in [*_sent]:
-        if Path(counter).read_text() == "0":
+        if int(Path(counter).read_text()) <= 0:
             del _sent[counter]
             Path(counter).unlink()
 
