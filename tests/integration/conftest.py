@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from engine_cases import write_model
 from ranks import RankProcesses
+from real_model import real_model
 
 
 @pytest.fixture(scope="session")
@@ -75,3 +76,9 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a head of its own."""
     return write_model(tmp_path_factory.mktemp("models") / "untied", tied=False)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct; without PyPI the test is skipped."""
+    return real_model()
