@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from commands import metrics, run, write_config
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -62,6 +63,18 @@ def base_config(
             "optimizer": {"learning_rate": 1e-5},
         },
     }
+
+
+def train(home: Path, job: str, config: dict[str, Any], *words: str) -> list[dict[str, Any]]:
+    """Run a job; return its metrics.
+
+    It has a process of its own: in this one a trained engine would keep its gigabytes.
+    """
+    directory = config["run"]["directory"]
+    write_config(home, directory, config)
+    outcome = run(home, job, f"{directory}.yaml", *words)
+    assert outcome.code == 0, outcome.err
+    return metrics(home / directory)
 
 
 def load_policy(path: Path) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import metrics, run_here, write_config
+from commands import metrics, run, run_here
 from peft import PeftModel
 from real_cases import (
     ANSWERS,
@@ -23,6 +23,7 @@ from real_cases import (
     load_policy,
     response_logprobs,
     response_sums,
+    train,
     write_questions,
 )
 from safetensors.torch import load_file
@@ -50,15 +51,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_questions(home)
     yield home
     shutil.rmtree(home)
-
-
-def train(home: Path, job: str, config: dict[str, Any], *words: str) -> list[dict[str, Any]]:
-    """Run a job; return its metrics."""
-    directory = config["run"]["directory"]
-    write_config(home, directory, config)
-    outcome = run_here(home, job, f"{directory}.yaml", *words)
-    assert outcome.code == 0, outcome.err
-    return metrics(home / directory)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +106,7 @@ def test_a_resumed_run_is_the_whole_one(home: Path, sft: Path) -> None:
     shutil.rmtree(home / "resumed" / "model")
     shutil.rmtree(home / "resumed" / "checkpoints" / "step-000002")
     words = ["--run.directory", "resumed", "--run.resume", "auto"]
-    outcome = run_here(home, "sft", "sft.yaml", *words)
+    outcome = run(home, "sft", "sft.yaml", *words)
     assert outcome.code == 0, outcome.err
     assert metrics(home / "resumed") == metrics(sft)
     saved, again = (load_file(p / "model" / "model.safetensors") for p in (sft, home / "resumed"))

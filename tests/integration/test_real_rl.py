@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from choice import slow
-from commands import VLLM, column, metrics, run_here, write_config
-from real_cases import base_config, continuation_logprobs, load_policy, write_questions
+from commands import VLLM, column
+from real_cases import base_config, continuation_logprobs, load_policy, train, write_questions
 from safetensors.torch import load_file
 
 from plimsoll.records import Trajectory
@@ -62,10 +62,7 @@ def plain_logprobs(model: Any, trajectory: Trajectory) -> torch.Tensor:
 def test_grpo_learns_as_plain_transformers_does(home: Path, smollm2: Path) -> None:
     config = rl_config("grpo", smollm2, 4)
     config["rollout"] |= {"transformers": {}}
-    write_config(home, "grpo", config)
-    outcome = run_here(home, "grpo", "grpo.yaml")
-    assert outcome.code == 0, outcome.err
-    rows = metrics(home / "grpo")
+    rows = train(home, "grpo", config)
     model = load_policy(smollm2)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, (0.9, 0.95), weight_decay=0.0)
     for step, row in enumerate(rows, start=1):
@@ -105,10 +102,7 @@ def test_ppo_on_ray_samples_with_the_weights_that_it_learned(
     config["actor"]["model"]["quantization"] = quantization
     config["actor"] |= {"adapter": {"rank": 4, "alpha": 8.0}, "optimizer": {"learning_rate": 1e-3}}
     config["critic"] = config["actor"]
-    write_config(home, f"ppo-{way}", config)
-    outcome = run_here(home, "ppo", f"ppo-{way}.yaml", *shared_ray)
-    assert outcome.code == 0, outcome.err
-    rows = metrics(home / f"ppo-{way}")
+    rows = train(home, "ppo", config, *shared_ray)
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
         assert row["sync/logprob_gap"] < ROUNDING and row["mismatch/abs"] < ROUNDING
