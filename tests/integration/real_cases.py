@@ -92,7 +92,8 @@ def continuation_logprobs(model: Any, tokens: Sequence[int], prompt: int) -> Ten
     """Return the log-probs of all tokens after the first `prompt` ones."""
     tokens_T = torch.tensor(tokens)
     logits_TV = model(tokens_T[None], use_cache=False).logits[0, prompt - 1 : -1].float()
-    return logits_TV.log_softmax(-1).gather(1, tokens_T[prompt:, None])[:, 0]
+    logprobs_T: Tensor = logits_TV.log_softmax(-1).gather(1, tokens_T[prompt:, None])[:, 0]
+    return logprobs_T
 
 
 def chat_tokens(path: Path, question: str, answer: str) -> tuple[list[int], int]:

@@ -107,13 +107,18 @@ def test_ppo_on_ray_samples_with_the_weights_that_it_learned(
     for row in rows:
         assert row["sync/logprob_gap"] < ROUNDING and row["mismatch/abs"] < ROUNDING
         assert row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0
-    first, second = column(rows, "kl")
-    assert first == 0 and second != 0  # the reference is the actor with its adapter off
+    assert abs(column(rows, "kl")[0]) < ROUNDING  # the reference is the actor without its adapter
     if quantization == "none":
         base = load_policy(smollm2)
-        with torch.no_grad():
-            for trajectory in sampled(home / f"ppo-{way}", 1):
-                gap = plain_logprobs(base, trajectory) - torch.from_numpy(
-                    trajectory.sampler_logprobs
-                )
-                assert gap.abs().max() < ROUNDING
+        first, second = (distance(base, home / f"ppo-{way}", step) for step in (1, 2))
+        assert first < ROUNDING and second > 10 * ROUNDING
+
+
+def distance(base: Any, directory: Path, step: int) -> float:
+    """Return the largest gap between the base's log-probs and the sampler's in a step, in nats."""
+    with torch.no_grad():
+        gaps = [
+            plain_logprobs(base, trajectory) - torch.from_numpy(trajectory.sampler_logprobs)
+            for trajectory in sampled(directory, step)
+        ]
+    return torch.cat(gaps).abs().max().item()
