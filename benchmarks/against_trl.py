@@ -5,11 +5,12 @@
     python examples/dpo/prepare_pairs.py --data FILE.jsonl.gz --out runs/pairs
     python benchmarks/against_trl.py --trl DIR --gsm8k runs/gsm8k --pairs runs/pairs
 
-Both train the same model (27M parameters, Qwen2-shaped, bfloat16) on the same rows, one epoch over
-the first of them, in a process of its own each, and in the same number of optimizer steps. A token
-is a token of a row, prompt included: padding counts nothing, and a prompt that a pair shares counts
-twice. Time is that of the optimizer steps alone; memory is the largest resident set of the process,
-by the kernel, and for Plimsoll by its ledger too.
+Both train the same model (27M parameters, Qwen2-shaped, bfloat16; or --model and --dtype) on the
+same rows, one epoch over the first of them in their order, in a process of its own each, and in the
+same number of optimizer steps. A token is a token of a row, prompt included: padding counts
+nothing, and a prompt that a pair shares counts twice. Time is that of the optimizer steps alone;
+memory is the largest resident set of the process, by the kernel, and for Plimsoll by its ledger,
+too.
 Before the first run it looks whether the machine is quiet, and says so: only then threads spin.
 TRL runs padded, padded and grouped by length, packed, and without padding, where it has these.
 """
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ import torch
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from plimsoll.run.json_lines import JsonRow, read_rows
 from plimsoll.run.ledger import memory_use, read_ledger
 from waiting_threads import choose_waiting, measure_busy_cores
 
@@ -84,22 +87,26 @@ PLIMSOLL: dict[str, dict[str, dict[str, object]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A job on its rows. fields: which of a row's texts make a sequence each; tokens: of all."""
+    """A job on its rows. tokens: of all rows."""
 
     job: str
     model: Path
+    dtype: str
+    learning_rate: float
+    threads: int | None
     rows: tuple[dict[str, str], ...]
     tokens: int
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a run took."""
+    """What a run took. losses: of its optimizer steps."""
 
     job: str
     who: str
     tokens_per_second: float
     peak_bytes: int
+    losses: tuple[float, ...]
 
     def __str__(self) -> str:
         peak = f"{self.peak_bytes / 1e9:.2f} GB"
@@ -117,10 +124,10 @@ def main() -> int:
         found = []
         for case in cases(options):
             print(f"{case.job}: {len(case.rows)} rows, {case.tokens:,} tokens", flush=True)
-            for one in run(case, home, options.trl):
+            for one in run(case, home, options):
                 print(one, flush=True)
                 found.append(one)
-    print("\n".join(summary(found)))
+    print("\n".join([*summary(found), *compare_losses(found)]))
     print(f"bfloat16 matrix product here: {matrix_rate() / 1e9:,.0f} GFLOP/s")
     return 0
 
@@ -131,8 +138,14 @@ def _options() -> argparse.Namespace:
     add("--trl", required=True, help="the directory that TRL was installed into")
     add("--gsm8k", help="what examples/gsm8k/prepare.py wrote: SFT")
     add("--pairs", help="what examples/dpo/prepare_pairs.py wrote: DPO and reward models")
+    add("--model", type=Path, help="another model, such as SmolLM2 (default: that of the rows)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(%(default)s)")
+    add("--learning-rate", type=float, default=1e-4, help="(%(default)s)")
     add("--rows", type=int, default=640, help="of SFT; a third as many pairs (%(default)s)")
+    add("--limit", type=int, default=LIMIT, help="tokens of a sequence, at most (%(default)s)")
+    add("--threads", type=int, help="of each process; 1 beside other work (default: all cores)")
     add("--only", help="a job: sft, dpo or rm")
+    add("--way", default="", help="only runs of TRL whose names begin so, such as padded")
     add("--folder", help="keep runs here; default: nowhere")
     return parser.parse_args()
 
@@ -144,21 +157,23 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         if source is None or options.only not in (None, job):
             continue
         rows = options.rows if job == "sft" else options.rows // 3
-        yield make_case(job, Path(source), rows)
+        yield make_case(job, Path(source), rows, options)
 
 
-def make_case(job: str, source: Path, rows: int) -> Case:
+def make_case(job: str, source: Path, rows: int, options: argparse.Namespace) -> Case:
     """The first rows that are short enough, in a whole number of steps."""
-    tokenizer = AutoTokenizer.from_pretrained(source / "model")
+    model = options.model or source / "model"
+    tokenizer = AutoTokenizer.from_pretrained(model)
     chosen: list[dict[str, str]] = []
     tokens = 0
     for line in (source / "train.jsonl").read_text().rstrip("\n").split("\n"):
         row = _texts(job, json.loads(line))
         lengths = _lengths(row, tokenizer)
-        if max(lengths) <= LIMIT and len(chosen) < rows // STEP[job] * STEP[job]:
+        if max(lengths) <= options.limit and len(chosen) < rows // STEP[job] * STEP[job]:
             chosen.append(row)
             tokens += sum(lengths)
-    return Case(job, source / "model", tuple(chosen), tokens)
+    settings = (options.dtype, options.learning_rate, options.threads)
+    return Case(job, model, *settings, tuple(chosen), tokens)
 
 
 def _texts(job: str, row: dict[str, str]) -> dict[str, str]:
@@ -173,10 +188,10 @@ def _lengths(row: dict[str, str], tokenizer: PreTrainedTokenizerBase) -> list[in
     return [prompt + response + 1 for response in responses]
 
 
-def run(case: Case, home: Path, trl: str) -> Iterator[Found]:
+def run(case: Case, home: Path, options: argparse.Namespace) -> Iterator[Found]:
     """Both, in turn."""
     yield from run_plimsoll(case, home)
-    yield from run_trl(case, home, trl)
+    yield from run_trl(case, home, options.trl, options.way)
 
 
 def run_plimsoll(case: Case, home: Path) -> Iterator[Found]:
@@ -188,9 +203,11 @@ def run_plimsoll(case: Case, home: Path) -> Iterator[Found]:
         config = home / f"{case.job}.yaml"
         config.write_text(yaml.safe_dump(_config(case, rows, directory) | settings))
         _, peak = _run([sys.executable, "-m", "plimsoll", case.job, str(config)], {})
-        seconds = sum(_step_seconds(directory / "metrics.jsonl"))
+        steps = read_rows(directory / "metrics.jsonl")
+        seconds = sum(_step_seconds(steps))
         peak = max(peak, _ledger_peak(directory / "ledger.jsonl"))
-        yield Found(case.job, f"Plimsoll{name}", case.tokens / seconds, peak)
+        losses = tuple(step["loss"] for step in steps)
+        yield Found(case.job, f"Plimsoll{name}", case.tokens / seconds, peak, losses)
 
 
 def _ledger_peak(ledger: Path) -> int:
@@ -212,23 +229,23 @@ def _config(case: Case, rows: Path, directory: Path) -> dict[str, Any]:
             "steps": len(case.rows) // STEP[case.job],
             "tensorboard": False,
         },
-        "cluster": {"where": "local"},
+        "cluster": {"where": "local", "threads": case.threads},
         "data": {
             "train": {"path": str(rows), **columns},
             "chat_template": "none",
             "max_tokens": LIMIT,
+            "shuffle": False,
         },
         "batch": {**size, "micro_batch_tokens": 4096},
         "actor": {
-            "model": {"path": str(case.model)},
-            "optimizer": {"learning_rate": 1e-4},
+            "model": {"path": str(case.model), "dtype": case.dtype},
+            "optimizer": {"learning_rate": case.learning_rate, "beta2": 0.999},  # as in TRL
             "zero": {"stage": 0},  # one rank has nobody to divide with
         },
     }
 
 
-def _step_seconds(metrics: Path) -> list[float]:
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+def _step_seconds(steps: Sequence[JsonRow]) -> list[float]:
     return [
         sum(value for name, value in step.items() if name in _TRAINING_SECONDS) for step in steps
     ]
@@ -237,21 +254,31 @@ def _step_seconds(metrics: Path) -> list[float]:
 _TRAINING_SECONDS = ("seconds/score", "seconds/train_actor")
 
 
-def run_trl(case: Case, home: Path, trl: str) -> Iterator[Found]:
+def run_trl(case: Case, home: Path, trl: str, way: str) -> Iterator[Found]:
     """In each of the ways that TRL has; one that fails is told, and left out."""
     rows = home / f"{case.job}.json"
     rows.write_text(json.dumps(case.rows))
-    for name, settings in TRL[case.job].items():
+    for name, own in TRL[case.job].items():
+        if not name.startswith(way):
+            continue
+        settings = {
+            "learning_rate": case.learning_rate,
+            "bf16": case.dtype == "bfloat16",
+            "model_init_kwargs": {"dtype": case.dtype},
+            "train_sampling_strategy": "sequential",  # the rows in the order of Plimsoll's
+        } | own
         words = [case.job, str(case.model), str(rows), json.dumps(settings)]
+        environment = {"PYTHONPATH": trl}
+        if case.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(case.threads)
         try:
-            said, peak = _run(
-                [sys.executable, str(HERE / "trl_side.py"), *words], {"PYTHONPATH": trl}
-            )
+            said, peak = _run([sys.executable, str(HERE / "trl_side.py"), *words], environment)
         except RuntimeError as error:
             print(f"TRL, {name}: {error}", file=sys.stderr)
             continue
-        seconds = json.loads(said.splitlines()[-1])["seconds"]
-        yield Found(case.job, f"TRL, {name}", case.tokens / seconds, peak)
+        told = json.loads(said.splitlines()[-1])
+        speed = case.tokens / told["seconds"]
+        yield Found(case.job, f"TRL, {name}", speed, peak, tuple(told["losses"]))
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
@@ -287,6 +314,21 @@ def summary(found: Sequence[Found]) -> Iterator[str]:
             yield (
                 f"{one.job}, {one.who}: {one.tokens_per_second / best.tokens_per_second:.2f} x the "
                 f"speed and {one.peak_bytes / best.peak_bytes:.2f} x the memory of {best.who}"
+            )
+
+
+def compare_losses(found: Sequence[Found]) -> Iterator[str]:
+    """How far the losses of all runs of a job that saw the same rows in a step are apart."""
+    for job in STEP:
+        runs = [one for one in found if one.job == job and "length" not in one.who]
+        steps = Counter(len(one.losses) for one in runs).most_common(1)[0][0] if runs else 0
+        curves = [one.losses for one in runs if len(one.losses) == steps]
+        if len(curves) > 1:
+            apart = [max(step) - min(step) for step in zip(*curves, strict=True)]
+            ends = ", ".join(f"{curve[0]:.4f} to {curve[-1]:.4f}" for curve in curves)
+            yield (
+                f"{job}: losses of {steps} steps, {ends}; apart by {statistics.fmean(apart):.2g} "
+                f"in the mean, by {max(apart):.2g} at most"
             )
 
 

@@ -4,12 +4,12 @@
     python examples/gsm8k/prepare.py --data GSM8K --out runs/gsm8k
     python benchmarks/rl_against_trl.py --trl DIR --gsm8k runs/gsm8k [--steps 6] [--tokens 64]
 
-Both train the same model (27M parameters, Qwen2-shaped, bfloat16) with 16 prompts of GSM8K a step,
-8 responses each, of at most 64 tokens, by the same reward and sampler settings, each in a run of
-its own. The first step, which compiles and warms up, is left out. Time is that of whole steps:
-rollout, reward, training, weight sync. Threads spin on a quiet machine only (waiting_threads.py).
-Memory is the largest sum over all processes of a run, looked at ten times a second; what several
-share is divided among them (PSS).
+Both train the same model (27M parameters, Qwen2-shaped, bfloat16; or --model and --dtype) with 16
+prompts of GSM8K a step, 8 responses each, of at most 64 tokens, by the same reward and sampler
+settings, each in a run of its own. The first step, which compiles and warms up, is left out. Time
+is that of whole steps: rollout, reward, training, weight sync. Threads spin on a quiet machine only
+(waiting_threads.py). Memory is the largest sum over all processes of a run, looked at ten times a
+second; what several share is divided among them (PSS).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 import yaml
 
+from plimsoll.run.json_lines import read_rows
 from waiting_threads import choose_waiting, measure_busy_cores
 
 HERE = Path(__file__).parent
@@ -58,18 +59,21 @@ PLIMSOLL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """One run. seconds: of a step, the median. phases: of Plimsoll's step, in seconds."""
+    """One run. seconds: of a step, the median. rewards: of each step. phases: seconds of the parts
+    of Plimsoll's step."""
 
     who: str
     seconds: float
     peak_bytes: int
+    rewards: tuple[float, ...]
     phases: Mapping[str, float]
 
     def __str__(self) -> str:
         rate = PROMPTS * RESPONSES / self.seconds
         parts = ", ".join(f"{name} {s:.2f}" for name, s in self.phases.items())
         peak = f"{self.peak_bytes / 1e9:.2f} GB"
-        return f"{self.who:<32}{rate:>7.1f} samples/s{peak:>10}   {parts}"
+        curve = f"reward {self.rewards[0]:.3f} to {self.rewards[-1]:.3f}"
+        return f"{self.who:<32}{rate:>7.1f} samples/s{peak:>10}   {curve}   {parts}"
 
 
 def main() -> None:
@@ -101,11 +105,16 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--trl", required=True, help="the directory that TRL was installed into")
     add("--gsm8k", required=True, type=Path, help="what examples/gsm8k/prepare.py wrote")
+    add("--model", type=Path, help="another model, such as SmolLM2 (default: that of the rows)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(%(default)s)")
+    add("--threads", type=int, help="of each process; 1 beside other work (default: all cores)")
     add("--steps", type=int, default=6)
     add("--tokens", type=int, default=64, help="of a response, at most (%(default)s)")
     add("--only", help="part of the names of those to run")
     add("--folder", help="keep runs here; default: nowhere")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.model = options.model or options.gsm8k / "model"
+    return options
 
 
 def _chosen(names: Sequence[str], options: argparse.Namespace, who: str) -> list[str]:
@@ -128,11 +137,12 @@ def _plimsoll(options: argparse.Namespace, home: Path) -> Iterator[Found]:
         config.write_text(yaml.safe_dump(_config(options, directory, PLIMSOLL[name])))
         words = [sys.executable, "-m", "plimsoll", "grpo", str(config)]
         _, peak = _run(words, {"PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"})
-        metrics = (directory / "metrics.jsonl").read_text().splitlines()
-        steps = [_phases(row) for row in map(json.loads, metrics) if row["step"] > 1]
+        rows_of_steps = read_rows(directory / "metrics.jsonl")
+        steps = [_phases(row) for row in rows_of_steps if row["step"] > 1]
         phases = {name: statistics.median(s[name] for s in steps) for name in steps[0]}
         seconds = statistics.median(sum(step.values()) for step in steps)
-        yield Found(f"Plimsoll, {name}", seconds, peak, phases)
+        rewards = tuple(row["reward"] for row in rows_of_steps)
+        yield Found(f"Plimsoll, {name}", seconds, peak, rewards, phases)
 
 
 def _phases(row: Mapping[str, Any]) -> dict[str, float]:
@@ -143,7 +153,7 @@ def _config(options: argparse.Namespace, directory: Path, own: Mapping[str, Any]
     rollout = {**own["rollout"], "sampling": {"max_new_tokens": options.tokens}}
     return {
         "run": {"directory": str(directory), "steps": options.steps, "tensorboard": False},
-        "cluster": own["cluster"],
+        "cluster": own["cluster"] | {"threads": options.threads},
         "data": {
             "train": {"path": str(directory.parent / "rows.jsonl"), "prompt": "prompt"},
             "chat_template": "none",
@@ -151,7 +161,7 @@ def _config(options: argparse.Namespace, directory: Path, own: Mapping[str, Any]
         },
         "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 4096},
         "actor": {
-            "model": {"path": str(options.gsm8k / "model")},
+            "model": {"path": str(options.model), "dtype": options.dtype},
             "optimizer": {"learning_rate": 1e-5},
             "zero": {"stage": 0},
         },
@@ -166,14 +176,20 @@ def _trl(options: argparse.Namespace, home: Path) -> Iterator[Found]:
     for name in _chosen([*TRL], options, "TRL"):
         settings = {
             **TRL[name],
+            "bf16": options.dtype == "bfloat16",
+            "model_init_kwargs": {"dtype": options.dtype},
             "max_steps": options.steps,
             "max_completion_length": options.tokens,
         }
         words = [sys.executable, str(HERE / "trl_rl_side.py")]
-        words += [str(options.gsm8k / "model"), str(rows), json.dumps(settings)]
-        said, peak = _run(words, {"PYTHONPATH": options.trl})
-        seconds = json.loads(said.splitlines()[-1])["seconds"][1:]
-        yield Found(f"TRL, {name}", statistics.median(seconds), peak, {})
+        words += [str(options.model), str(rows), json.dumps(settings)]
+        environment = {"PYTHONPATH": options.trl}
+        if options.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(options.threads)
+        said, peak = _run(words, environment)
+        told = json.loads(said.splitlines()[-1])
+        seconds = statistics.median(told["seconds"][1:])
+        yield Found(f"TRL, {name}", seconds, peak, tuple(told["rewards"]), {})
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, int]:

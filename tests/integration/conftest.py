@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rank_fixtures import card_rank as card_rank
@@ -11,6 +12,7 @@ from rank_fixtures import pool as pool
 from rank_fixtures import tied as tied
 from rank_fixtures import two_ranks as two_ranks
 from rank_fixtures import untied as untied
+from real_model import real_model
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +39,9 @@ def three_raylets() -> Iterator[str]:
         cluster.add_node(num_cpus=2)
     yield cluster.address
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct; without PyPI the test is skipped."""
+    return real_model()

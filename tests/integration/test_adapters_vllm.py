@@ -73,7 +73,7 @@ class Separate:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vllm") / "model"
-    config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
+    config = tiny_config("llama", True, vocab=64, hidden=64, heads=2, feed_forward=96)
     config.initializer_range = 0.1
     write_tiny_model(path, config, 0, make_tokenizer())
     return path

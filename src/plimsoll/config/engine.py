@@ -24,6 +24,10 @@ ADAPTER_FILE = "adapter_config.json"
 """PEFT's config in an adapter's directory."""
 
 
+ALL_LINEAR = "all-linear"
+"""The target of adapters that stands for every linear layer but the output head."""
+
+
 class AdapterConfig(Settings):
     """LoRA, Hu et al. 2021, https://arxiv.org/abs/2106.09685; trained and saved with PEFT."""
 
@@ -33,7 +37,7 @@ class AdapterConfig(Settings):
     """The adapter's output is scaled by alpha / rank (with rslora, by alpha / sqrt(rank))."""
     dropout: Probability = 0.0
     """Dropout on the adapter's input."""
-    targets: tuple[str, ...] = ("all-linear",)
+    targets: tuple[str, ...] = (ALL_LINEAR,)
     """The modules that get adapters, by the last part of their names, such as q_proj;
     `all-linear` is every linear layer but the output head."""
     rslora: bool = False

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from plimsoll.config.engine import ADAPTER_FILE, AdapterConfig
+from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR, AdapterConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.checks import as_config_error
 from plimsoll.model.policy import WRAPPER, Companions, PolicyModel, is_of_adapter, write_generation
@@ -30,7 +30,6 @@ from plimsoll.run.files import whole_directory
 ADAPTER = "default"
 """PEFT's name for a model's only adapter."""
 _BASE = ".base_layer"
-_ALL_LINEAR = "all-linear"
 
 
 def add_adapter(
@@ -89,20 +88,20 @@ def _targets(lm: PreTrainedModel, names: tuple[str, ...]) -> list[str]:
         if isinstance(layer, nn.Linear | nn.Embedding)
     }
     linears = sorted(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))
-    unknown = [name for name in names if name not in kinds and name != _ALL_LINEAR]
+    unknown = [name for name in names if name not in kinds and name != ALL_LINEAR]
     if unknown or not names or not linears:
         raise ConfigError(
             f"adapter.targets: {', '.join(unknown) or 'none'} {'are' if len(unknown) > 1 else 'is'}"
             f" no layer of {type(lm).__name__}. Its linear layers are {', '.join(linears)}; write "
-            f"some of them, or `{_ALL_LINEAR}`."
+            f"some of them, or `{ALL_LINEAR}`."
         )
-    embeddings = [name for name in names if name != _ALL_LINEAR and name not in linears]
+    embeddings = [name for name in names if name != ALL_LINEAR and name not in linears]
     if embeddings and lm.config.tie_word_embeddings:
         raise ConfigError(
             f"adapter.targets: {', '.join(embeddings)} is also the output head of this model "
             "(tie_word_embeddings), which would have to change with it. Leave it out."
         )
-    return sorted({*names, *(linears if _ALL_LINEAR in names else ())} - {_ALL_LINEAR})
+    return sorted({*names, *(linears if ALL_LINEAR in names else ())} - {ALL_LINEAR})
 
 
 @contextmanager

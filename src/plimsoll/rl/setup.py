@@ -12,6 +12,7 @@ from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import start_cluster, thread_count
 from plimsoll.config.cluster import device_of
 from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.files import nearest
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
@@ -132,6 +133,7 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
             rollout=rollout,
             trust_remote_code=spec.actor.model.trust_remote_code,
             adapter_rank=rules.adapter_room(spec),
+            adapter_targets=(spec.actor.adapter or AdapterConfig()).targets,
         )
         for i in range(rollout.engines)
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from plimsoll.config.engine import ALL_LINEAR
 from plimsoll.config.engines import ROLLOUT_ENGINES, folder_value
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.channel import Channel
@@ -39,6 +40,7 @@ class EngineSpec:
         trust_remote_code: whether the model's own code may run.
         adapter_rank: the highest rank of an adapter for which the engine makes room beside its
             model; None: no room.
+        adapter_targets: the layers that such an adapter has, as `actor.adapter.targets` names them.
     """
 
     index: int
@@ -49,6 +51,7 @@ class EngineSpec:
     rollout: RolloutConfig
     trust_remote_code: bool = False
     adapter_rank: int | None = None
+    adapter_targets: tuple[str, ...] = (ALL_LINEAR,)
 
     @property
     def first_process(self) -> int:

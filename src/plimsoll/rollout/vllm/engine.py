@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plimsoll.config.engine import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.channel import Channel, HostRelay
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
-from plimsoll.errors import PlimsollError, WeightSyncError
+from plimsoll.errors import ConfigError, PlimsollError, WeightSyncError
 from plimsoll.machine.faults import await_fault_point, fault_value
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.meter import child_processes, read_host
@@ -336,15 +336,32 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         "generation_config": "vllm",
         "worker_extension_cls": "plimsoll.rollout.vllm.receiver.WeightReceiver",
         "trust_remote_code": spec.trust_remote_code,
-        **_adapter_settings(spec.adapter_rank),
+        **_adapter_settings(spec),
     }
 
 
-def _adapter_settings(rank: int | None) -> dict[str, Any]:
-    """Return the arguments that make room for one adapter of at most this rank."""
-    if rank is None:
+def _adapter_settings(spec: EngineSpec) -> dict[str, Any]:
+    """Return the arguments that make room for one adapter, on the layers that it has.
+
+    With room on the output head, vLLM's own choice in models such as Llama's, vLLM 0.32 cannot
+    score a prompt: it has an adapter for each sequence there, not for each token.
+    """
+    if spec.adapter_rank is None:
         return {}
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+    room = {"enable_lora": True, "max_lora_rank": spec.adapter_rank, "max_loras": 1}
+    return room | {"lora_target_modules": _adapted_layers(spec)}
+
+
+def _adapted_layers(spec: EngineSpec) -> list[str] | None:
+    """Return the names of the layers with an adapter, or None for vLLM's own choice."""
+    names = {*spec.adapter_targets}
+    if ALL_LINEAR in names:
+        try:
+            linears = read_shape(spec.model).linears
+        except ConfigError:  # a family whose layers are not known here
+            return None
+        names |= {linear.name for linear in linears if linear.stacked == 1}
+    return sorted(names - {ALL_LINEAR})
 
 
 def _prefix_figures(output: Any) -> dict[str, float]:

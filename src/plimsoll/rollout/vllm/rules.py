@@ -49,6 +49,7 @@ OWNED = {
     "enable_lora": "rollout.vllm.adapter",
     "max_lora_rank": "actor.adapter.rank",
     "max_loras": "rollout.vllm.adapter",
+    "lora_target_modules": "actor.adapter.targets",
     "seed": "run.seed",
     "trust_remote_code": "actor.model.trust_remote_code",
     "weight_transfer_config": "rollout.sync.bucket_bytes",
