@@ -43,7 +43,6 @@ from plimsoll.records import (
 )
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.transformers.engine import TransformersEngine
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.engine import VllmEngine
 
@@ -77,7 +76,7 @@ class Pair:
     """
 
     worker: Worker
-    engine: VllmEngine | TransformersEngine
+    engine: VllmEngine
     loop: asyncio.Runner
     withheld: str | None = None
     alter: Alter = whole
