@@ -10,6 +10,7 @@ from asyncio import Runner
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,22 +123,34 @@ def engine_on(kind: str, model: Path, dtype: Precision) -> Iterator[tuple[Any, R
             yield both
 
 
+AT_ONCE = (("vllm", "bfloat16", "new"), ("transformers", "float32", "trained"))
+CASES = [*product(("vllm", "transformers"), ("bfloat16", "float32"), ("new", "trained"))]
+
+
 @pytest.fixture(
     scope="module",
-    params=[(e, d) for e in ("vllm", "transformers") for d in ("bfloat16", "float32")],
-    ids=lambda pair: "-".join(pair),
+    params=[c if c in AT_ONCE else pytest.param(c, marks=pytest.mark.slow) for c in CASES],
+    ids=map("-".join, CASES),
 )
-def pair(
+def state(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """A trainer and an engine of a new model."""
-    kind, dtype = request.param
-    model = tmp_path_factory.mktemp("proof") / "model"
+    """A trainer and an engine of a model, before or after training, with the same weights."""
+    kind, dtype, stage = request.param
+    model = write_model(tmp_path_factory.mktemp("proof") / "model")
+    with trainer(model, dtype) as worker, engine_on(kind, model, dtype) as (engine, loop):
+        pair = Pair(worker, engine, loop, published=kind == "vllm")
+        if stage == "trained":
+            train(worker, rate=1e-3)
+            pair.transfer(BUCKET, 1)
+        yield pair
+
+
+def write_model(path: Path) -> Path:
     config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
     config.initializer_range = 0.3  # far from uniform, so that each weight matters
-    write_tiny_model(model, config, 0, make_tokenizer())
-    with trainer(model, dtype) as worker, engine_on(kind, model, dtype) as (engine, loop):
-        yield Pair(worker, engine, loop, published=kind == "vllm")
+    write_tiny_model(path, config, 0, make_tokenizer())
+    return path
 
 
 def prepared(pair: Pair) -> WeightSync:
@@ -146,15 +159,6 @@ def prepared(pair: Pair) -> WeightSync:
 
 def dtype_of(pair: Pair) -> str:
     return str(pair.worker._engine("actor").module.lm.dtype).removeprefix("torch.")
-
-
-@pytest.fixture(scope="module", params=["untrained", "trained"])
-def state(request: pytest.FixtureRequest, pair: Pair) -> Pair:
-    """The pair before and after training; the engine has the trainer's weights."""
-    if request.param == "trained":
-        train(pair.worker, rate=1e-3)
-        pair.transfer(BUCKET, 1)
-    return pair
 
 
 def brought_back(pair: Pair) -> bool:
@@ -220,4 +224,28 @@ def test_right_syncs_are_not_refused(state: Pair) -> None:
     for version in range(1, 11):
         train(state.worker, rate=1e-3)
         report = sync_weights(sync, version)
+        assert report.gap < 2 * report.rounding
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_an_adapter_merged_by_half_is_found(dtype: Precision, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    adapter = AdapterConfig(rank=4, targets=("q_proj", "down_proj"))
+    with (
+        trainer(model, dtype, adapter) as worker,
+        engine_on("transformers", model, dtype) as (engine, loop),
+    ):
+        pair = Pair(worker, engine, loop, published=False, only_trained=True)
+        sync = prepared(pair)
+        base = Stale(("q_proj.weight", "down_proj.weight"))
+        replace(pair, alter=base).transfer(BUCKET, 0)
+
+        def halve(bucket: WeightBucket) -> WeightBucket:
+            tensors = tensors_in(bucket)
+            return bucket_of({n: (t + base.first.get(n, t)) / 2 for n, t in tensors.items()})
+
+        train(worker, rate=0.02)
+        with pytest.raises(WeightSyncError, match="does not compute what the trainer computes"):
+            sync_weights(replace(sync, route=replace(pair, alter=halve)), 1)
+        report = sync_weights(sync, 2)
         assert report.gap < 2 * report.rounding
