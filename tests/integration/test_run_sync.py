@@ -128,6 +128,15 @@ class Pair:
         request = Request(asked, 1, SamplingConfig(max_new_tokens=4), seed=0)
         return [self.loop.run(self.engine.generate(request))]
 
+    def skip_unless_stale(self) -> None:
+        """Skip the test if the engine is right after a transfer without what is withheld: on CPUs
+        without AVX-512 vLLM packs no head."""
+        self.transfer(2**20, 0)
+        [sampled] = self.engine_log_probs(PROBE)
+        gap = np.abs(np.concatenate(sampled) - np.concatenate(self.trainer_log_probs(PROBE))).mean()
+        if gap < BOUND:
+            pytest.skip("vLLM keeps no packed copy of the head on this CPU")
+
     def sync(self, version: int) -> SyncReport:
         return sync_weights(self.proved_within(BOUND), version)
 
@@ -314,6 +323,7 @@ def test_prompts_beyond_one_prefill_are_sampled_with_their_seeds(pair: Pair) -> 
 def test_a_tied_head_that_is_not_sent_is_caught_by_what_the_engine_computes(pair: Pair) -> None:
     train(pair.worker)
     forgetful = replace(pair, withheld="lm_head.weight")
+    forgetful.skip_unless_stale()
     with pytest.raises(WeightSyncError, match=BOTH_NUMBERS):
         forgetful.sync(3)
     assert pair.sync(3).gap < 0.02
