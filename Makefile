@@ -45,18 +45,18 @@ quick test test-all: export CUDA_VISIBLE_DEVICES =
 quick: setup
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow" $(RUNS) tests/unit
 
-test: CHOSEN = and not slow
+test test-card: CHOSEN = and not slow
 test-all: THEN = && $(BIN)/python -m pytest -m alone $$(grep -rl mark.alone tests --include=*.py)
 test test-all: setup
 	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
 	  "make BACKEND=cpu $@, in another clone to keep this one; or make test-gpu"; exit 1; }
 	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" $(THEN)
-	$(MAKE) test-card
+	$(MAKE) test-card CHOSEN="$(CHOSEN)"
 
 # In processes of its own, since the card's library must be loaded before torch.
 test-card: setup
 	env -u CUDA_VISIBLE_DEVICES PYTHONPATH=$(CURDIR)/tests/fakes/card/every_process OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest $(WORKERS) -p fakecard.plugin -m "(gpu or card) and not kernels" \
+	  $(BIN)/python -m pytest $(WORKERS) -p fakecard.plugin -m "(gpu or card) and not kernels $(CHOSEN)" \
 	  tests/card tests/integration/test_gpu_sync.py tests/unit/machine tests/unit/model
 
 test-gpu: setup

@@ -26,7 +26,8 @@ def card_ray() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("route", "placement", "engines"), [("nccl", "own", 1), ("ipc", "shared", 2)]
+    ("route", "placement", "engines"),
+    [("nccl", "own", 1), pytest.param("ipc", "shared", 2, marks=pytest.mark.slow)],
 )
 def test_ppo_on_two_ranks(
     route: str, placement: str, engines: int, tmp_path: Path, card_ray: str

@@ -11,6 +11,7 @@ import termios
 from pathlib import Path
 
 import psutil
+import pytest
 from commands import Command, run, title, wait_for
 
 from plimsoll.run.directory import RunDirectory
@@ -26,6 +27,7 @@ def saved_step(home: Path) -> int:
     return saved[0]
 
 
+@pytest.mark.slow
 def test_a_stopped_demo_saves_its_job_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
     """`kill -INT` and `kill` reach the demo's process alone, which passes them on to its job."""
     command = Command(tmp_path, "demo")
