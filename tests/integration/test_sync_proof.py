@@ -131,7 +131,7 @@ CASES = [*product(("vllm", "transformers"), ("bfloat16", "float32"), ("new", "tr
 @pytest.fixture(
     scope="module",
     params=[c if c in AT_ONCE else pytest.param(c, marks=pytest.mark.slow) for c in CASES],
-    ids=map("-".join, CASES),
+    ids=["-".join(case) for case in CASES],
 )
 def state(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
