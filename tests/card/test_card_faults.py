@@ -43,8 +43,8 @@ def test_a_copy_of_an_array_cannot_be_pinned() -> None:
     assert sending.send(arrays, CARD)["tokens"].tolist() == [0, 1, 2, 3, 4]
     faulty = with_fault(
         sending,
-        "    # `torch.tensor` cannot pin the copy of a NumPy array. A model may load under a default "
-        "device.\n",
+        "    # `torch.tensor` cannot pin the copy of a NumPy array. "
+        "A model may load under a default device.\n",
         "    return {n: torch.tensor(a, pin_memory=True).to(device) for n, a in present.items()}\n",
     )
     with pytest.raises(RuntimeError, match="Can't pin tensor constructed from numpy"):
