@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,11 @@ _START_SECONDS = 300.0
 """The most seconds that a child may take to open: imports may take long on a slow disk."""
 _END_SECONDS = 10.0
 _LAST_LINES, _LAST_BYTES = 20, 8192
-_LONGEST_LINE = 2**30
+_LONGEST_LINE = {"json": 8 * 2**20, "plimsoll.process.pickled": 2**30}
+"""The longest answer in each codec. A child that answers in JSON may have been taken over."""
+_MOST_VALUES = 100_000
+"""The most values in an answer in JSON: the text of an empty list is 2 bytes, the list is 56."""
+_QUOTED = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 # The kernel ends a child when the thread that started it ends. This one lasts as long as we do.
 _STARTER = ThreadPoolExecutor(1, "starts-children")
@@ -81,8 +86,8 @@ class ChildEnded(Exception):
         lines: The last lines that the child wrote on standard error.
     """
 
-    def __init__(self, code: int, lines: str) -> None:
-        super().__init__(describe_exit(code))
+    def __init__(self, code: int, lines: str, how: str | None = None) -> None:
+        super().__init__(how or describe_exit(code))
         self.code, self.lines = code, lines
 
 
@@ -166,11 +171,16 @@ class Child:
         try:
             self._wait_until(until)
             self._socket.sendall(line)
-            answer = self._codec.loads(self._receive_line(until))
+            answer = self._parse(self._receive_line(until))
         except TimeoutError:  # which is an OSError
             raise
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise self._end_error() from error
+        except (ValueError, RecursionError) as error:
+            self.end()
+            self._reader.join(1.0)
+            how = f"was ended, because what it sent is no answer: {error}"
+            raise ChildEnded(self._process.wait(), last_lines(self._last), how) from error
         self.is_idle = True
         return answer
 
@@ -199,10 +209,20 @@ class Child:
         while not line.endswith(b"\n"):
             self._wait_until(until)
             received = self._socket.recv(2**20)
-            if not received or len(line) > _LONGEST_LINE:
+            if not received:
                 raise ConnectionError
             line += received
+            if len(line) > _LONGEST_LINE[self._program.codec]:
+                raise ValueError(f"over {_LONGEST_LINE[self._program.codec]:,} bytes")
         return bytes(line)
+
+    def _parse(self, line: bytes) -> Any:
+        """Return the value in a line; raise ValueError if JSON would take much memory."""
+        if self._program.codec == "json" and _count_values(line) > _MOST_VALUES:
+            values = _count_values(_QUOTED.sub(b"", line))
+            if values > _MOST_VALUES:
+                raise ValueError(f"{values:,} values in JSON")
+        return self._codec.loads(line)
 
     def _end_error(self) -> ChildEnded:
         """Wait for the process to end, or end it, and return how it ended."""
@@ -212,6 +232,10 @@ class Child:
             end(self._process)
         self._reader.join(1.0)  # longer only if something that it started goes on writing
         return ChildEnded(self._process.wait(), last_lines(self._last))
+
+
+def _count_values(line: bytes) -> int:
+    return sum(map(line.count, (b",", b"[", b"{")))
 
 
 def _keep_last(stream: IO[bytes], last: bytearray, forwards: bool) -> None:

@@ -48,6 +48,10 @@ def open_echo(setup: dict[str, str]) -> Callable[[Any], Any]:
                 return subprocess.Popen(["/bin/sleep", "60"]).pid
             case "eat":
                 return len(bytearray(2**31))
+            case "long":
+                return "a" * 9 * 2**20
+            case "many":
+                return [[]] * 200_000
         return [setup["greeting"], message]
 
     return answer
@@ -76,6 +80,21 @@ def test_a_child_answers_in_its_codec(
     large = "a" * 5_000_000
     assert child.ask(large, 10.0) == ["hello", large]
     child.end()
+
+
+def test_an_answer_in_json_is_bounded_in_bytes_and_in_values(program: Program) -> None:
+    """A program that has taken over its runner could make the run parse gigabytes."""
+    pool = Pool(program, 1)
+    for message, why in (("long", "over 8,388,608 bytes"), ("many", "values in JSON")):
+        with pytest.raises(ChildEnded, match=f"was ended, because .* no answer: .*{why}"):
+            pool.ask(message, 30.0)
+    text = '[{"\\,' * 200_000  # in a text nothing is a value
+    assert pool.ask(text, 30.0) == ["hello", text]
+    pool.close()
+    trusted = Pool(replace(program, codec="plimsoll.process.pickled"), 1)
+    assert len(trusted.ask("long", 30.0)) == 9 * 2**20
+    assert len(trusted.ask("many", 30.0)) == 200_000
+    trusted.close()
 
 
 def test_a_child_that_dies_is_reported_with_its_last_words_and_replaced(pool: Pool) -> None:
