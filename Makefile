@@ -4,7 +4,8 @@
 #                 with BACKEND=gpu on this machine's first card
 #   make quick    at every save: the unit tests, one run of SFT and one of PPO; no Ray, no vLLM
 #   make test     at every commit: every line, on a CPU, with Ray, DeepSpeed and vLLM; it hides GPUs
-#   make test-all every combination, too: what is marked `slow`
+#   make test-all every combination, too: what is marked `slow`, and 2,000 examples of five seeds
+#                 for each property
 #   make test-card the code for cards, on a card made of host memory; a part of `make test`
 #   make test-gpu what only a card can show, on this machine's first one (with BACKEND=gpu)
 #   make lint     ruff, import rules and types over everything
@@ -47,11 +48,14 @@ quick: setup
 
 test test-card: CHOSEN = and not slow
 test-all: THEN = && $(BIN)/python -m pytest -m alone $$(grep -rl mark.alone tests --include=*.py)
+test-all: PROPERTIES = for seed in 1 2 3 4 5; do $(BIN)/python -m pytest -q $(WORKERS) -m hypothesis \
+  --hypothesis-profile=thorough --hypothesis-seed=$$seed tests/unit || exit 1; done
 test test-all: setup
 	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
 	  "make BACKEND=cpu $@, in another clone to keep this one; or make test-gpu"; exit 1; }
 	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" $(THEN)
 	$(MAKE) test-card CHOSEN="$(CHOSEN)"
+	$(PROPERTIES)
 
 # In processes of its own, since the card's library must be loaded before torch.
 test-card: setup

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Other work may share the cores, so hypothesis measures no time.
-settings.register_profile("plimsoll", deadline=None)
+# Other work may share the cores, so hypothesis measures no time. Each run draws the same examples,
+# so a failure is about the change; `make test-all` draws others, and more.
+settings.register_profile("plimsoll", deadline=None, derandomize=True)
+settings.register_profile("thorough", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("plimsoll")
 
 

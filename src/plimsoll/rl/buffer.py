@@ -42,8 +42,9 @@ class GroupBuffer:
 
     At most `staleness` + 1 batches are in flight or wait when new weights come, and no more begin
     than keep the ranks busy (`ahead`): what waits for its turn only grows old. A step takes the
-    oldest groups first. So a group that ends in time is learned from before it is too old: only a
-    group that is in flight for more than `staleness` steps is dropped.
+    oldest groups first. So only a group that is overtaken can be dropped, one in whose flight a
+    step learned from younger ones: of the groups that are as old or older, no more are left than
+    the steps take for which it is young enough.
 
     Attributes:
         prompts: the groups that a step learns from.

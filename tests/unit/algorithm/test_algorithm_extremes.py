@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -143,7 +144,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("policy", "corrected", "estimator"), TOGETHER)
-@settings(max_examples=15)
+@settings(max_examples=percent(15))
 @given(tokens=st.lists(TOKEN, min_size=1, max_size=5), ratio_corrected=st.booleans())
 def test_the_objective_and_its_gradient_are_finite_however_far_apart_the_policies_are(
     policy: str,
@@ -161,7 +162,7 @@ NEAR = st.tuples(*[st.floats(-9, 0)] * 4, st.floats(-5, 5))
 
 
 @pytest.mark.parametrize(("policy", "corrected", "estimator"), TOGETHER)
-@settings(max_examples=6)
+@settings(max_examples=percent(6))
 @given(tokens=st.lists(NEAR, min_size=1, max_size=5), ratio_corrected=st.booleans())
 def test_policies_that_are_near_have_the_gradient_that_they_have_without_a_bound(
     policy: str,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -335,7 +336,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(max_examples=30)
+@settings(max_examples=percent(30))
 @given(data=st.data())
 def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=6).filter(any))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import percent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import refused_command
@@ -57,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"w": np.zeros(1, dtype=np.float32)}, "model/model.safetensors")
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=percent(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)), min_size=1, max_size=2))
 def test_a_value_of_a_wrong_kind_ends_in_a_refusal(drawn: list[Draw]) -> None:
     job = drawn[0][0][0]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from difflib import ndiff
 
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,7 +126,7 @@ FLAGS = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=percent(200))
 @given(values=TREES, flags=FLAGS, flows=st.booleans())
 def test_written_flags_read_back_as_the_same_values(
     values: dict[str, object], flags: dict[tuple[str, ...], object], flows: bool

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from examples import percent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import DEEP, each, refusal
@@ -150,7 +151,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=percent(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=VALUES)
 def test_any_value_is_a_row_or_a_counted_skip(
     value: object, tmp_path: Path, tokenizer: PreTrainedTokenizerFast

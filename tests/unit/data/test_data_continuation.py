@@ -19,7 +19,7 @@ from chat_families import (
     spoken,
     token_of,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast as Tokenizer
@@ -135,7 +135,6 @@ def episodes(draw: st.DrawFn, family: Family) -> tuple[Episode, list[Turn]]:
 
 
 @EVERY
-@settings(max_examples=100)
 @given(st.data())
 def test_the_tokens_of_an_episode(family: Family, data: st.DataObject) -> None:
     """Tokens that were seen and sampled stay, and read as the conversation rendered again.

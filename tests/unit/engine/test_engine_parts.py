@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from decided import decided_model, decided_role
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -73,7 +74,7 @@ def shared(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretc
 DIVISIONS = {"joined": joined, "shared": shared}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=percent(40))
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     before=st.tuples(st.sampled_from(sorted(DIVISIONS)), st.integers(1, 4)),

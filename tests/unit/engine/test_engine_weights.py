@@ -7,7 +7,7 @@ import torch
 import xxhash
 from buckets import bucket_of, tensors_in
 from decided import decided_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -81,7 +81,6 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.in
 SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=3)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(DTYPES, SHAPES), min_size=1, max_size=6))
 def test_a_bucket_gives_back_its_tensors(kinds: list[tuple[torch.dtype, list[int]]]) -> None:
     """Of any dtypes and shapes in any order, so at any offset."""

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, cast
 
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import read_spec
@@ -87,7 +88,7 @@ CASES = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=percent(15))
 @given(**CASES)
 def test_answers_are_true_and_each_of_their_changes_is_needed(
     job: str, model: str, ranks: int, stage: int, checkpointing: bool, cards: str, host: int
@@ -136,7 +137,7 @@ def grid(trials: Trials) -> Iterator[Turned]:
             yield turned
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=percent(4))
 @given(**CASES)
 def test_nothing_of_a_grid_that_fits_is_cheaper_than_the_smallest_change(
     job: str, model: str, ranks: int, stage: int, checkpointing: bool, cards: str, host: int

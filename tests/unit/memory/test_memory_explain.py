@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -308,7 +309,7 @@ def test_the_text_has_place_figures_answers_and_change_in_80_columns(phase: str)
         assert f"   + {change.key}: " in text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=percent(40))
 @given(
     before=st.integers(0, 512) | st.none(),
     after=st.integers(0, 512) | st.none(),

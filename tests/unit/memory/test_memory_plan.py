@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import plan, read_config, sizes, sizes_at
@@ -405,7 +406,7 @@ def by_place(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, int]]:
     return sums
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=percent(25))
 @given(
     ranks=st.integers(1, 4),
     critic=st.sampled_from([None, 1, 2]),

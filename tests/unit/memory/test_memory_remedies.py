@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from examples import percent
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import read_spec
@@ -78,7 +79,7 @@ def errors(found: Plan) -> set[str | None]:
     return {one.code for one in found.problems if one.severity == "error"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=percent(40))
 @given(
     job=st.sampled_from(sorted(ROWS)),
     model=st.sampled_from(["Qwen/Qwen2.5-7B", "microsoft/phi-4", "mistralai/Mixtral-8x7B-v0.1"]),

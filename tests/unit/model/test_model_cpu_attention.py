@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_cases import CPU, LENGTHS, SMALL, samples_of, settings_for, write
@@ -99,7 +100,7 @@ def test_each_sequence_sees_itself_and_what_it_shares(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=percent(25))
 @given(
     st.lists(st.tuples(st.integers(1, 70), st.integers(0, 70)), min_size=1, max_size=5),
     st.sampled_from([(1, 1024), (2**20, 64), (2**20, 1024)]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
@@ -126,7 +127,7 @@ def check_equal(ours: Distilled, plain: Distilled, leaves: list[Tensor], toleran
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=percent(60))
 @given(
     name=st.sampled_from(sorted(CHOICES)),
     rows=st.integers(0, 9),

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_cases import (
@@ -142,7 +143,7 @@ def shared_model(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
     return load_policy(settings_for(path), CPU)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=percent(25))
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6), seed=st.integers(0, 999))
 def test_neighbours_in_the_pack_change_nothing(
     shared_model: PolicyModel, lengths: list[int], seed: int

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_cases import (
@@ -111,7 +112,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
 RESPONSES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=percent(25))
 @given(
     groups=st.lists(st.tuples(st.integers(0, 20), RESPONSES), min_size=1, max_size=4),
     seed=st.integers(0, 999),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
@@ -104,7 +105,7 @@ def test_temperature_two_halves_the_logits_by_hand() -> None:
     assert result.entropy_L is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=percent(60))
 @given(
     rows=st.integers(0, 9),
     width=st.integers(1, 6),
@@ -227,7 +228,7 @@ def test_nll_in_bfloat16_is_what_the_log_probs_give_to_the_bit() -> None:
     assert all(torch.equal(got, want) for got, want in pairs)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=percent(40))
 @given(
     rows=st.integers(0, 9),
     chunk=st.integers(1, 11),

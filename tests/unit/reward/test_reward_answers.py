@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import percent
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +112,6 @@ def votes_alike(one: str, other: str) -> bool:
     return same(answers[0], answers[1])
 
 
-@settings(max_examples=100, deadline=None)
 @given(RESPONSES, RESPONSES, st.booleans())
 def test_reward_and_vote_tell_numbers_apart_by_their_value(
     first: tuple[Fraction, str], second: tuple[Fraction, str], related: bool
@@ -129,7 +129,7 @@ def is_reference(text: str) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=percent(150))
 @given(*[st.sampled_from(EXPRESSIONS), st.sampled_from(FORMS)] * 2)
 def test_answers_have_one_vote_if_the_reward_takes_one_for_the_other(
     expression: str, form: str, another: str, another_form: str

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -256,7 +257,7 @@ def test_a_reference_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPa
         math_answer.check("2^2")
 
 
-@settings(max_examples=60)
+@settings(max_examples=percent(60))
 @given(st.from_regex(math_form._NUMBER, fullmatch=True))
 def test_a_number_that_is_not_looked_at_is_one_that_is_read(text: str) -> None:
     """No process is asked about numbers before a run, so each must have its value in it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import percent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import DEEP, NO_OBJECTS, each, refusal, refused_command
@@ -105,7 +106,7 @@ def test_blocks_of_another_name(name: bytes, checkpoint: Path) -> None:
     refusal(lambda: read_blocks(checkpoint, 0), str(checkpoint))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=percent(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 1000), byte=st.integers(1, 255))
 def test_any_damaged_byte_of_a_checkpoint(place: int, byte: int, tmp_path: Path) -> None:
     """Each byte of the tensors is in a checksum, so no other values come back."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import percent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ WHOLE = {
 }
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=percent(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step=st.integers(0, 10**9),
     position=st.integers(0, 10**12),

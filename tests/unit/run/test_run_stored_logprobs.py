@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stored") / "new" / "logprobs.parquet"
 
 
-@settings(deadline=None, max_examples=20)  # each writes to the disk
+@settings(max_examples=percent(20))  # each writes to the disk
 @given(values=st.lists(st.floats(-1e6, 0, width=32), max_size=5))
 def test_numbers_come_back_bit_for_bit(values: list[float], path: Path) -> None:
     numbers = {sequence_key(sample(0, i)): value for i, value in enumerate(values)}

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,7 +172,7 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
     return repr(rest), [(array.dtype, array.tolist()) for array in arrays]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=percent(60))
 @given(step=st.lists(trajectories(), max_size=4))
 def test_trajectories_read_back_as_they_were_written(
     step: list[Trajectory], tmp_path_factory: pytest.TempPathFactory

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from accounts import at, check_complete, check_loads
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,7 +217,7 @@ def commands(draw: st.DrawFn) -> Launch:
     return Launch(COMMANDS[command], tuple(words))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=percent(40))
 @given(commands())
 def test_no_flag_is_lost(launch: Launch) -> None:
     try:
@@ -225,7 +226,7 @@ def test_no_flag_is_lost(launch: Launch) -> None:
         assert len(str(error)) > 20
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=percent(40))
 @given(
     st.text(st.sampled_from("abcdegilmnoprstuz._-"), min_size=1, max_size=20),
     st.sampled_from(sorted(BASES)),

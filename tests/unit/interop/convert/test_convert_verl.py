@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from accounts import about, at, check_complete, check_loads, plain, unread
+from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -390,7 +391,7 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
     return command, tuple(words)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=percent(60))
 @given(commands())
 def test_no_key_is_lost(made: tuple[str, tuple[str, ...]]) -> None:
     command, words = made
