@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from plimsoll.machine.guard import Guard
 from plimsoll.machine.listening import bind_socket
 from plimsoll.page.serve import AnswerFunction, make_app
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: `make clean test`"
+)
 uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -54,7 +57,9 @@ def opened(chromium: Any, address: str, ready: str, **settings: Any) -> Iterator
 def served(text: str, answer: AnswerFunction) -> Iterator[str]:
     """The address of a live page."""
     with bind_socket("127.0.0.1", 0) as place:
-        settings = uvicorn.Config(make_app(text, answer, "word"), log_level="warning")
+        settings = uvicorn.Config(
+            make_app(text, answer, Guard("word", "127.0.0.1")), log_level="warning"
+        )
         server = uvicorn.Server(settings)
         thread = Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from plimsoll.commands.serve_reward import TOKEN
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, Trajectory, single_turn
@@ -56,10 +57,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
             [*command, "--port", "0", *words],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
+            env={**os.environ, TOKEN: "word", "PYTHONPATH": ":".join(filter(None, sys.path))},
         )
         started.append(process)
         assert process.stdout is not None
+        assert (
+            process.stdout.readline()
+            == f"Authorization: Bearer ${TOKEN}  (asked of every caller)\n"
+        )
         return process.stdout.readline().removeprefix("POST ").strip()
 
     yield start
@@ -74,10 +79,19 @@ def response(text: str, index: int, **columns: object) -> Trajectory:
     return single_turn(prompt, 0, np.arange(2), logprobs, text, "length", 0, group=index)
 
 
-def test_a_reward_of_a_config_is_served_to_a_run(served: Served) -> None:
+def test_a_reward_of_a_config_is_served_to_a_run(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "word")
     url = served("--reward", "own")
     assert url.endswith("/own")
-    config = {"far": RewardConfig(http=HttpReward(urls=(url,), retries=0))}
+    keyless = HttpReward(urls=(url,), retries=0)
+    with (
+        open_rewards({"far": RewardConfig(http=keyless)}) as scorer,
+        pytest.raises(PlimsollError, match=r"answered 401: .*Authorization: Bearer"),
+    ):
+        scorer.submit([response("a", 0)]).result(60)
+    config = {"far": RewardConfig(http=keyless.model_copy(update={"api_key": TOKEN}))}
     with open_rewards(config) as scorer:
         given = [response("a", 0), response("crash", 1), response("b", 2, level=7)]
         scored = scorer.submit(given).result(60)
@@ -91,10 +105,13 @@ def test_a_reward_of_a_config_is_served_to_a_run(served: Served) -> None:
 def test_both_formats_are_served(served: Served) -> None:
     base = served("--reward", "right").rpartition("/")[0]
     body = {"query": ["2 + 2 = #### 4", "2 + 2 = #### 5"], "prompts": ["2 + 2 =", "2 + 2 ="]}
-    reply = httpx.post(f"{base}/get_reward", json={**body, "labels": ["4", "4"]}, timeout=60)
+    by_url = f"{base}/get_reward".replace("//", "//any:word@")  # OpenRLHF takes a URL alone
+    reply = httpx.post(by_url, json={**body, "labels": ["4", "4"]}, timeout=60)
     assert reply.json() == {"rewards": [1.0, 0.0], "scores": [1.0, 0.0], "extra_logs": {}}
     own = {"trajectories": [{"response": "#### 4", "reference": "4"}]}
-    assert httpx.post(f"{base}/score", json=own, timeout=60).json() == {"rewards": [1.0]}
-    wrong = httpx.post(f"{base}/score", json={"texts": []}, timeout=60)
+    key = {"Authorization": "Bearer word"}
+    right = httpx.post(f"{base}/score", json=own, timeout=60, headers=key)
+    assert right.json() == {"rewards": [1.0]}
+    wrong = httpx.post(f"{base}/score", json={"texts": []}, timeout=60, headers=key)
     assert wrong.status_code == 422 and '"query" is no list' in wrong.json()["detail"]
     assert httpx.get(f"{base}/health").json() == {"status": "ok"}

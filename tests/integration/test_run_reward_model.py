@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def asked_at(url: str, given: Sequence[Trajectory], **settings: Any) -> list[flo
         return [t.rewards[0].value for t in scorer(given)]
 
 
-def test_reward_models_are_served(home: Path) -> None:
+def test_reward_models_are_served(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that read the actor's tokens, texts, and steps, beside a rule."""
     load_tokenizer(str(home / "model")).save_pretrained(home / "judge")
     config = scored_ppo("served", model={"path": "judge", "dtype": "float32"})
@@ -250,19 +251,22 @@ def test_reward_models_are_served(home: Path) -> None:
     config["reward_models"] = {"texts": own, "steps": steps}
     write_config(home, "served", config)
     server = Command(home, "serve-reward", "served.yaml", "--port", "0")
+    key = server.read_until("Authorization: Bearer ").split()[2]
+    monkeypatch.setenv("SERVED_KEY", key)
     base = server.read_until("POST ").removeprefix("POST ").rpartition("/")[0]
+    ask = partial(asked_at, api_key="SERVED_KEY")
     try:
         given = trajectories(home)
         want = transformers_scores(home, given)
         assert max(want) - min(want) > 0.5
         for name in ("reward_model", "texts"):
-            assert asked_at(f"{base}/{name}", given) == pytest.approx(want, abs=1e-3)
-        assert all(0 <= value <= 1 for value in asked_at(f"{base}/steps", given))
-        assert asked_at(f"{base}/length", given) == [0.0] * len(given)
-        plain = asked_at(f"{base}/texts", given, format="openrlhf")
+            assert ask(f"{base}/{name}", given) == pytest.approx(want, abs=1e-3)
+        assert all(0 <= value <= 1 for value in ask(f"{base}/steps", given))
+        assert ask(f"{base}/length", given) == [0.0] * len(given)
+        plain = ask(f"{base}/texts", given, format="openrlhf")
         assert plain == pytest.approx(want, abs=1e-3)
         with pytest.raises(PlimsollError, match=r"reads the actor.*tokens \(tokenizer: actor\)"):
-            asked_at(f"{base}/reward_model", given, format="openrlhf")
+            ask(f"{base}/reward_model", given, format="openrlhf")
     finally:
         server.process.send_signal(signal.SIGINT)
     assert server.finish().code in (0, 130)

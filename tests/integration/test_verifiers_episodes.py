@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httpx
 import numpy as np
+import psutil
 import pytest
 from chat_families import FAMILIES, end_tokens
+from listeners import listening
 from verifiers_cases import TASKSETS, needs_verifiers
 
 from plimsoll.config.environment import EnvironmentConfig
@@ -191,6 +194,20 @@ def test_a_process_in_which_nothing_moves_is_ended(
     assert isinstance(late, TimeoutError)
     [whole] = stage.play("talk", (episode_of("2", "2", "2"), TASK))
     assert whole == AgentResult(1.0, {"replies": 3.0})
+
+
+def test_who_has_no_token_plays_nothing(stage: Stage) -> None:
+    assert stage.play("sums", (episode_of("2"), TASK)) == [AgentResult(1.0, {"replies": 1.0})]
+    players = [one for one in psutil.Process().children() if "player.py" in str(one.cmdline())]
+    places = listening(players)
+    assert {address for address, _ in places} == {"127.0.0.1"}, places
+    asked = {"task": TASK, "base_url": "http://127.0.0.1:9/v1", "api_key": "key"}
+    for headers, status in (({}, 401), ({"Authorization": "Bearer x"}, 401), ({"Host": "x"}, 421)):
+        answers = [
+            httpx.post(f"http://127.0.0.1:{port}/play", json=asked, headers=headers).status_code
+            for _, port in places
+        ]
+        assert status in answers and 200 not in answers
 
 
 @pytest.mark.usefixtures("stage")

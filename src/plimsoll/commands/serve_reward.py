@@ -3,8 +3,9 @@
 `plimsoll serve-reward CONFIG.yaml`
 
 Each reward has its own path: POST http://HOST:PORT/NAME. A single reward is also at /score and
-/get_reward. Plimsoll's and OpenRLHF's request formats are read (reward/servers/formats.py). Values
-have no weight or normalisation, as these belong to the run that asks.
+/get_reward. Callers send JSON and the server's token (machine/guard.py). Plimsoll's and OpenRLHF's
+request formats are read (reward/servers/formats.py). Values have no weight or normalisation, as
+these belong to the run that asks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.machine.listening import bind_socket, is_loopback, url_of
+from plimsoll.machine.guard import Guard, TooLong, read_body
+from plimsoll.machine.listening import bind_socket, url_of
 from plimsoll.page.serve import run_app
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.references import check_rewards
@@ -150,27 +152,16 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
         }
         if chosen.models:
             served |= stack.enter_context(_open_models(chosen.spec, chosen.models))
-        token = access_token(host)
-        if token is not None:
-            shown = f"${TOKEN}" if os.environ.get(TOKEN) else token  # a chosen one stays secret
-            print(f"Authorization: Bearer {shown}  (asked of every caller)")
+        guard = Guard(os.environ.get(TOKEN) or secrets.token_urlsafe(24), host)
+        shown = f"${TOKEN}" if os.environ.get(TOKEN) else guard.token  # a chosen one stays secret
+        print(f"Authorization: Bearer {shown}  (asked of every caller)")
         for path in _paths(served):
             print(f"POST {url_of(host, place)}{path}", flush=True)
-        run_app(_app(_paths(served), token), place)
+        run_app(_app(_paths(served), guard), place)
 
 
 TOKEN = "PLIMSOLL_REWARD_TOKEN"
-"""The environment variable of the token that callers send."""
-
-
-def access_token(host: str) -> str | None:
-    """Return the token that callers of a server at this address send; None if it needs none.
-
-    It is that of the environment. Without one, an address that other hosts can reach gets a random
-    token.
-    """
-    given = os.environ.get(TOKEN)
-    return given or (None if is_loopback(host) else secrets.token_urlsafe(24))
+"""The environment variable of the token that callers send; without it the token is random."""
 
 
 async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
@@ -213,7 +204,7 @@ def _paths(served: Mapping[str, _ServedScore]) -> dict[str, _ServedScore]:
     return paths
 
 
-def _app(paths: Mapping[str, _ServedScore], token: str | None) -> Starlette:
+def _app(paths: Mapping[str, _ServedScore], guard: Guard) -> Starlette:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse
@@ -223,10 +214,14 @@ def _app(paths: Mapping[str, _ServedScore], token: str | None) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def score(request: Request) -> JSONResponse:
-        sent = request.headers.get("authorization", "").encode()
-        if token is not None and not secrets.compare_digest(sent, f"Bearer {token}".encode()):
-            return JSONResponse({"detail": "Send the server's token: Authorization: Bearer"}, 401)
-        status, content = await answer(paths[request.url.path], await request.body())
+        if refusal := guard.refusal(request.headers):
+            status, why = refusal
+            return JSONResponse({"detail": why}, status)
+        try:
+            body = await read_body(request.stream())
+        except TooLong as error:
+            return JSONResponse({"detail": str(error)}, 413)
+        status, content = await answer(paths[request.url.path], body)
         return JSONResponse(content, status)
 
     scored = [Route(path, score, methods=["POST"]) for path in paths]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from ipaddress import ip_address
 
 from plimsoll.errors import ConfigError
 
@@ -21,8 +22,11 @@ def require_server(way_without: str = "") -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """Return whether only this machine can reach an address; of names, `localhost` alone is one."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def url_of(host: str, listening: socket.socket) -> str:

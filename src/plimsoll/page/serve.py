@@ -1,6 +1,7 @@
 """The server of a page.
 
-Its address contains a random token. Requests without the token are answered with 404.
+Its address contains a random token. Requests without the token, and on loopback those for another
+host, are answered with 404.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.faults import fault_point
+from plimsoll.machine.guard import Guard, is_addressed, sent_token
 from plimsoll.machine.listening import bind_socket, url_of
 
 if TYPE_CHECKING:
@@ -75,10 +77,10 @@ def serve(
 
     `figures` are served for Prometheus. `token`: default: a new one.
     """
-    token = token or secrets.token_urlsafe(16)
+    guard = Guard(token or secrets.token_urlsafe(16), host)
     with bind_socket(host, port) as listening:
-        print(f"{url_of(host, listening)}/{token}/  (Ctrl-C ends it)", flush=True)
-        run_app(make_app(text, answer, token, figures), listening)
+        print(f"{url_of(host, listening)}/{guard.token}/  (Ctrl-C ends it)", flush=True)
+        run_app(make_app(text, answer, guard, figures), listening)
 
 
 def run_app(app: Starlette, listening: socket.socket) -> None:
@@ -89,7 +91,7 @@ def run_app(app: Starlette, listening: socket.socket) -> None:
 
 
 def make_app(
-    text: str, answer: AnswerFunction, token: str, figures: FiguresFunction | None = None
+    text: str, answer: AnswerFunction, guard: Guard, figures: FiguresFunction | None = None
 ) -> Starlette:
     """Return a web application with the page at /TOKEN/ and its data at /TOKEN/data/NAME.
 
@@ -103,22 +105,22 @@ def make_app(
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
-    def check(request: Request) -> None:
-        if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
+    def check(request: Request, token: str) -> None:
+        if not (is_addressed(request.headers, guard.host) and guard.fits(token)):
             raise HTTPException(404)
 
     def show_figures(request: Request) -> Response:
-        given = request.headers.get("Authorization", "").encode()
-        if figures is None or not secrets.compare_digest(given, f"Bearer {token}".encode()):
+        check(request, sent_token(request.headers))
+        if figures is None:
             raise HTTPException(404)
         return Response(figures(), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     def show_page(request: Request) -> HTMLResponse:
-        check(request)
+        check(request, request.path_params["token"])
         return HTMLResponse(text, headers=_HEADERS)
 
     def data(request: Request) -> JSONResponse:
-        check(request)
+        check(request, request.path_params["token"])
         try:
             fault_point("page.answer")
             reply = answer(request.path_params["name"], request.query_params)

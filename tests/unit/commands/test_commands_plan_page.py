@@ -12,6 +12,7 @@ from told_problems import read_problems
 from plimsoll.cli import main
 from plimsoll.commands.plan_page import answer
 from plimsoll.errors import ConfigError
+from plimsoll.machine.guard import Guard
 from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.serve import make_app
 from plimsoll.run.counting import gigabytes_text
@@ -172,13 +173,16 @@ def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> No
 def test_only_who_knows_the_token_is_answered(config: str) -> None:
     testclient = pytest.importorskip("starlette.testclient")
     text = render_page("<plan>", None, PLAN)
-    client = testclient.TestClient(make_app(text, lambda n, q: answer(config, [], n, q), "word"))
+    guard = Guard("word", "127.0.0.1")
+    app = make_app(text, lambda n, q: answer(config, [], n, q), guard)
+    client = testclient.TestClient(app, "http://localhost:8765")
     assert "Plimsoll: &lt;plan&gt;" in client.get("/word/").text
     asked = client.get("/word/data/plan", params=HALF)
     assert asked.status_code == 200 and asked.json()["plan"]["verdict"] == "fits"
     assert client.get("/word/data/other").status_code == 404
     for path in ("/", "/other/", "/other/data/plan"):
         assert client.get(path).status_code == 404, path
+    assert client.get("/word/", headers={"Host": "evil.example:8765"}).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from plimsoll.cli import main
 from plimsoll.commands.watch import Reader, answer_with
+from plimsoll.machine.guard import Guard
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.serve import make_app
 from plimsoll.page.watched import watch_runs
@@ -28,9 +29,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
     runs = [one.look() for one in watch_runs([run.path])]
-    client = testclient.TestClient(
-        make_app(render_page("a", None, RUNS), answer_with(lambda: runs), "word")
-    )
+    guard = Guard("word", "127.0.0.1")
+    app = make_app(render_page("a", None, RUNS), answer_with(lambda: runs), guard)
+    client = testclient.TestClient(app, "http://127.0.0.1:8765")
     shown = client.get("/word/")
     assert shown.status_code == 200 and "connect-src &#39;self&#39;" in shown.text
     assert shown.headers["cache-control"] == "no-store"

@@ -18,6 +18,7 @@ from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.episode import CallRefused, Episode, EpisodePolicy, EpisodeRules
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.turn_codec import TurnCodec
+from plimsoll.machine.guard import MOST_BYTES
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.rollout.protocol import Request
 
@@ -157,6 +158,21 @@ def post(path: str, body: object, key: str | None = None) -> Callable[..., Await
         return await client.post(path, content=sent, json=json, headers=headers)
 
     return ask
+
+
+def test_a_call_for_another_host_or_of_too_many_bytes_is_refused() -> None:
+    async def ask(client: httpx.AsyncClient, key: str) -> list[httpx.Response]:
+        headers = {"Authorization": f"Bearer {key}"}
+        elsewhere = headers | {"Host": "evil.example"}
+        strange = await client.post("generate", json={}, headers=elsewhere)
+        return [
+            strange,
+            await client.post("generate", content=bytes(MOST_BYTES + 1), headers=headers),
+        ]
+
+    strange, long = served(episode_of(BY_NAME["qwen2.5"], "four"), ask)
+    assert strange.status_code == 421 and "localhost" in strange.text
+    assert long.status_code == 400 and "64 MiB" in long.text
 
 
 def test_tokens_in_and_tokens_out() -> None:

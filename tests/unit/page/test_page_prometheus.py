@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import ConfigError
+from plimsoll.machine.guard import Guard
 from plimsoll.page.prometheus import prometheus_text
 from plimsoll.page.serve import CONTENT_TYPE, make_app, read_token
 from plimsoll.page.watched import Watched, watch_runs
@@ -88,14 +89,17 @@ def test_labels_are_escaped(tmp_path: Path) -> None:
 def test_only_who_has_the_token_gets_figures(tmp_path: Path) -> None:
     client_module = pytest.importorskip("starlette.testclient", reason="without the extra `serve`")
     runs = watched(write_run(tmp_path / "a", reward=0.5))
-    app = make_app("", lambda name, query: None, "word", lambda: prometheus_text(runs))
-    client = client_module.TestClient(app)
+    guard = Guard("word", "127.0.0.1")
+    app = make_app("", lambda name, query: None, guard, lambda: prometheus_text(runs))
+    client = client_module.TestClient(app, "http://127.0.0.1:8765")
     reply = client.get("/metrics", headers={"Authorization": "Bearer word"})
     assert reply.status_code == 200 and reply.headers["content-type"] == CONTENT_TYPE
     assert samples(reply.text)["plimsoll_reward", 'run="a",job="ppo"'] == "0.5"
-    for given in ({}, {"Authorization": "Bearer other"}, {"Authorization": "word"}):
+    strange = {"Authorization": "Bearer word", "Host": "evil.example"}
+    for given in ({}, {"Authorization": "Bearer other"}, {"Authorization": "word"}, strange):
         assert client.get("/metrics", headers=given).status_code == 404
-    without = client_module.TestClient(make_app("", lambda name, query: None, "word"))
+    app = make_app("", lambda name, query: None, guard)
+    without = client_module.TestClient(app, "http://127.0.0.1:8765")
     assert without.get("/metrics", headers={"Authorization": "Bearer word"}).status_code == 404
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import httpx
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from refused import DEEP, each, refusal
 from starlette import testclient
 
-from plimsoll.commands.serve_reward import TOKEN, _app, access_token, answer
+from plimsoll.commands.serve_reward import TOKEN, _app, answer
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.machine.guard import MOST_BYTES, Guard
 from plimsoll.process.patterns import PatternTooSlow, is_match, last_group
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.code import cases_of, program_in
@@ -159,20 +161,69 @@ def test_a_request_to_the_reward_server(request_: object) -> None:
     assert status == 422 and reply["detail"]
 
 
-def test_a_server_that_other_hosts_can_reach_asks_for_a_token(
-    monkeypatch: pytest.MonkeyPatch,
+LOCAL, TOKENS = "http://127.0.0.1:8000", {"Authorization": "Bearer word"}
+JSON_TYPE = {"Content-Type": "application/json"}
+AS_URLS_SAY = {"Authorization": f"Basic {b64encode(b'any:word').decode()}"}
+"""As `http://any:word@host` is sent, which callers write that take nothing but a URL."""
+
+
+def served(host: str = "127.0.0.1", url: str = LOCAL) -> httpx.Client:
+    return testclient.TestClient(_app({"/r": score}, Guard("word", host)), url)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        *((TOKENS | {"Host": name}, 200) for name in ("localhost", "[::1]:9", "127.0.0.1:9")),
+        *((TOKENS | {"Host": name}, 421) for name in ("evil.example", "127.evil.example", "", "[")),
+        *((TOKENS | JSON_TYPE | {"Content-Type": t}, 415) for t in ("text/plain", "")),
+        (TOKENS | {"Content-Type": "application/json; charset=utf-8"}, 200),
+        (AS_URLS_SAY, 200),
+        *(
+            ({"Authorization": value}, 401)
+            for value in ("", "Bearer", "Bearer x", "word", "Basic", "Basic eA==", "Bearer wörd")
+        ),
+    ],
+    ids=range(18),
+)
+def test_who_is_answered_by_the_reward_server(headers: dict[str, str], status: int) -> None:
+    given = {name: value.encode() for name, value in (JSON_TYPE | headers).items()}
+    reply = served().post("/r", content=b'{"query": ["a"]}', headers=given)
+    assert reply.status_code == status, reply.text
+
+
+def test_a_server_of_the_network_is_asked_by_any_name_with_its_token_alone() -> None:
+    client = served("0.0.0.0", "http://node3:8000")
+    assert client.post("/r", json={"query": ["a"]}).status_code == 401
+    assert client.post("/r", json={"query": ["a"]}, headers=TOKENS).status_code == 200
+
+
+@pytest.mark.parametrize(("headers", "read", "status"), [({}, 0, 401), (TOKENS, MOST_BYTES, 413)])
+def test_a_body_is_read_with_the_token_alone_and_not_beyond_its_bound(
+    headers: dict[str, str], read: int, status: int
 ) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
-    assert [access_token(host) for host in ("127.0.0.1", "localhost", "::1")] == [None] * 3
-    token = access_token("0.0.0.0")
-    assert token and len(token) >= 32 and token != access_token("0.0.0.0")
-    client = testclient.TestClient(_app({"/r": score}, token))
-    body = {"query": ["a"]}
-    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": token}):
-        assert client.post("/r", json=body, headers=headers).status_code == 401
-    monkeypatch.setenv(TOKEN, token)
-    assert client.post("/r", json=body, headers=bearer(TOKEN)).status_code == 200
-    assert access_token("127.0.0.1") == token
+    part, taken, sent = bytes(2**20), 0, []
+
+    async def receive() -> dict[str, object]:
+        nonlocal taken
+        taken += len(part)
+        return {"type": "http.request", "body": part, "more_body": True}
+
+    async def send(message: Mapping[str, object]) -> None:
+        sent.append(message.get("status"))
+
+    named = {"host": "localhost"} | JSON_TYPE | headers
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/r", "query_string": b"", "root_path": ""},
+        "headers": [(name.lower().encode(), value.encode()) for name, value in named.items()],
+    }
+    asyncio.run(_app({"/r": score}, Guard("word", "127.0.0.1"))(scope, receive, send))
+    assert sent[0] == status and read <= taken <= read + len(part)
+
+
+def test_a_run_sends_the_token_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "word")
+    assert bearer(TOKEN) == TOKENS
 
 
 def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

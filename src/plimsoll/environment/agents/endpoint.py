@@ -33,6 +33,7 @@ from plimsoll.environment.agents.messages import (
 )
 from plimsoll.environment.episode import CallRefused, Episode, EpisodeMessage
 from plimsoll.errors import DataError
+from plimsoll.machine.guard import WRONG_HOST, TooLong, is_addressed, read_body, sent_token
 from plimsoll.machine.listening import bind_socket, require_server, url_of
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import short_repr
@@ -55,6 +56,7 @@ class Endpoint:
 
     def __init__(self, config: ServeConfig) -> None:
         require_server(" Agents need it.")
+        self._host = config.host
         self._listener = bind_socket(config.host, config.port, "rollout.serve.port")
         self.base_url = f"{url_of(self._listener.getsockname()[0], self._listener)}/v1"
         self._episodes: dict[str, Episode] = {}
@@ -95,8 +97,9 @@ class Endpoint:
 
     async def _answer(self, answer: _Answering, request: Request) -> Response:
         """Return the response to a request: what `answer` returns, or an error response."""
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        episode = self._episodes.get(key) if scheme.lower() == "bearer" else None
+        if not is_addressed(request.headers, self._host):
+            return _error(WRONG_HOST, 421)
+        episode = self._episodes.get(sent_token(request.headers))
         if episode is None:
             return _error("This key is of no episode that is being played.", 401)
         try:
@@ -159,7 +162,9 @@ async def _generate(episode: Episode, body: Mapping[str, Any]) -> Response:
 
 async def _read_body(request: Request) -> Mapping[str, Any]:
     try:
-        body = parse_json(await request.body())
+        body = parse_json(await read_body(request.stream()))
+    except TooLong as error:
+        raise DataError(f"{error}.") from error
     except ValueError as error:
         raise DataError(f"The request is not valid JSON: {error}.") from error
     if not isinstance(body, Mapping):

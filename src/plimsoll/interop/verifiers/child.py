@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
@@ -93,6 +94,7 @@ class PlayerProcess:
 
         Raises PlimsollError if it does not start.
         """
+        token = secrets.token_urlsafe(24)
         process = await asyncio.create_subprocess_exec(
             *(self._program or venv.player_command("play")),
             stdin=PIPE,
@@ -102,7 +104,7 @@ class PlayerProcess:
         count_as_own(process.pid)
         assert process.stdin is not None and process.stdout is not None
         try:
-            opening = venv.opening_line(self._name, options)
+            opening = venv.opening_line(self._name, options) | {"token": token}
             process.stdin.write(json.dumps(opening).encode() + b"\n")
             async with asyncio.timeout(_START_SECONDS):
                 text = await process.stdout.readline()
@@ -121,7 +123,8 @@ class PlayerProcess:
             )
         url = f"http://127.0.0.1:{answer['port']}"
         limits = httpx.Limits(max_connections=None)
-        return process, httpx.AsyncClient(base_url=url, timeout=None, limits=limits)
+        key = {"Authorization": f"Bearer {token}"}
+        return process, httpx.AsyncClient(base_url=url, timeout=None, limits=limits, headers=key)
 
 
 async def _close_pipes(process: Process) -> None:

@@ -2,13 +2,15 @@
 
     python player.py check|tasks|play
 
-The first line on standard input is JSON that says what to open: {taskset, environment, options}.
-The answer is a line {ready: VERSION, port} or {refused: WHY}. `tasks` then writes a line {task,
-messages} for each task. `play` serves HTTP at this port until standard input is closed:
+The first line on standard input is JSON that says what to open: {taskset, environment, options},
+for `play` with the token that requests to play send. The answer is a line {ready: VERSION, port} or
+{refused: WHY}. `tasks` then writes a line {task, messages} for each task. `play` serves HTTP at
+this port until standard input is closed:
 
     POST /play                 {task, base_url, api_key} -> {reward, figures} or {failed, lines}
-    POST /v1/chat/completions  verifiers asks for a turn, as from any OpenAI-compatible endpoint;
-                               the request is forwarded to the base_url of the turn's episode
+    POST /v1/chat/completions  verifiers asks for a turn, as from any OpenAI-compatible endpoint,
+                               with the random id of the episode's trace as its key; the request is
+                               forwarded to the base_url of the turn's episode
 
 An episode is cancelled when its request is closed. Printed text goes to standard error.
 """
@@ -22,6 +24,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -31,6 +34,11 @@ import verifiers.v1 as vf
 from aiohttp import web
 from pydantic import ValidationError
 from verifiers.v1.clients.client import SESSION_ID_HEADER
+
+sys.path.append(str(Path(__file__).parents[4]))  # Plimsoll, for this import alone
+from plimsoll.machine.guard import WRONG_HOST, Guard, is_addressed
+
+sys.path.pop()
 
 MODEL = "policy"
 HARNESS = "plimsoll-chat"
@@ -107,8 +115,9 @@ def _messages(data: vf.TaskData) -> list[dict[str, str]]:
 class VerifiersPlayer:
     """Serves requests to play episodes, and verifiers' requests for turns of these episodes."""
 
-    def __init__(self, env: vf.Env) -> None:
+    def __init__(self, env: vf.Env, token: str) -> None:
         self._env = env
+        self._guard = Guard(token, "127.0.0.1")
         self._task_class = type(env.taskset).task_type()
         self._asking: dict[str, tuple[PlayerLine, vf.Trace]] = {}
         """The episode's request and the trace, by the trace's id, while an episode is played."""
@@ -132,7 +141,7 @@ class VerifiersPlayer:
         async with self._env.serving(), self._http, AsyncExitStack() as stack:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.TCPSite(runner, self._guard.host, 0).start()
             port = runner.addresses[0][1]
             client = vf.EvalClientConfig(
                 base_url=f"http://127.0.0.1:{port}/v1", api_key_var="PLIMSOLL_NO_KEY"
@@ -142,6 +151,9 @@ class VerifiersPlayer:
             await closed.read()
 
     async def _play(self, request: web.Request) -> web.Response:
+        if refusal := self._guard.refusal(request.headers):
+            status, why = refusal
+            return web.json_response({"failed": f" refused: {why}"}, status=status)
         body = await request.json()
         traces: list[vf.Trace] = []
 
@@ -171,8 +183,10 @@ class VerifiersPlayer:
     async def _hand_on(self, request: web.Request) -> web.Response:
         """Forward a request for a turn to the policy's endpoint, and return its answer."""
         trace_id = request.headers.get(SESSION_ID_HEADER, "")
-        if trace_id not in self._asking:
-            error = {"message": "The episode is over.", "type": "invalid_request_error"}
+        addressed = is_addressed(request.headers, self._guard.host)
+        if not addressed or trace_id not in self._asking:
+            why = "The episode is over." if addressed else WRONG_HOST
+            error = {"message": why, "type": "invalid_request_error"}
             return web.json_response({"error": error}, status=400)
         episode, trace = self._asking[trace_id]
         url, key = f"{episode['base_url']}/chat/completions", f"Bearer {episode['api_key']}"
@@ -231,7 +245,8 @@ def main(what: str) -> None:
     try:
         env = open_environment(opening)
         if what == "play":
-            asyncio.run(VerifiersPlayer(env).serve(lambda port: write(ready=version, port=port)))
+            player = VerifiersPlayer(env, opening["token"])
+            asyncio.run(player.serve(lambda port: write(ready=version, port=port)))
             return
         write(ready=version)
         for task in read_tasks(env, opening["limit"], opening["skip"]) if what == "tasks" else ():
