@@ -1,13 +1,18 @@
 """The process in the sandbox that runs one program on its cases; programs.py sends the cases.
 
 Each case runs in a fork of this process. The fork limits its resources, runs the program and the
-case, and writes the result to a file in memory. A fork may damage this process, but that harms only
-this program: programs.py takes an answer as the result of the present case and as nothing else.
-This module imports only the standard library.
+case, and writes the result to a file in memory. Assertions run in a second fork, which calls the
+program's functions in the first one, and alone says whether they hold (assertions.py).
+
+A fork may kill or stop this process, but that harms only this program: programs.py takes an answer
+as the result of the present case and as nothing else. This process cannot be traced or robbed of
+its files, as it is not dumpable. This module imports only the standard library.
 """
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import math
 import os
@@ -15,60 +20,130 @@ import resource
 import signal
 import site
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from plimsoll.process.system_calls import filter_system_calls
+
 _OUTPUT_BYTES = 4 * 1024**2
+_ANSWER_BYTES = 7 * 1024**2
+"""The most bytes that an output may take as JSON, as an answer must fit one line."""
 _RESULT = 3  # where a fork writes what a call gave
+_FIRST_UNUSED = 16  # above all files that a fork keeps
+_PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
 def open_program(setup: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]:
-    """Return the function that runs a case and returns [how it ended, its output]."""
+    """Return the function that runs a case and returns [how it ended, its output].
+
+    How is "done", "error" or "time".
+    """
     site.setquit()  # programs call exit()
-    return partial(_run, setup)
+    _set_dumpable(False)
+
+    def answer(case: dict[str, Any]) -> list[str]:
+        return _check(setup, case["check"]) if "check" in case else _run(setup, case)
+
+    return answer
+
+
+def _set_dumpable(is_dumpable: bool) -> None:
+    """Set whether other processes of the user may trace this one and take its files."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(is_dumpable), 0, 0, 0)
 
 
 def _run(setup: dict[str, Any], case: dict[str, Any]) -> list[str]:
-    """Run a case in a fork; return [how it ended, its output].
+    given, result = os.memfd_create("input"), os.memfd_create("result")
+    os.pwrite(given, str(case.get("input", "")).encode(), 0)
+    files = (given, result) if "input" in case else (given, None, None, result)
+    how = _wait(_fork(setup, files, partial(_run_case, setup["program"], case)))
+    output = os.pread(result, _OUTPUT_BYTES, 0).decode("utf-8", "replace")
+    os.close(given)
+    os.close(result)
+    is_long = len(output) > _ANSWER_BYTES // 12 and len(json.dumps(output)) > _ANSWER_BYTES
+    return ["error", ""] if is_long else [how, output]
 
-    How is "done", "error" or "time". A check counts as done only if it wrote a random word at its
-    end.
+
+def _check(setup: dict[str, Any], assertions: str) -> list[str]:
+    """Run assertions about the program; only if they run to their end are they "done"."""
+    from plimsoll.process.assertions import judge
+
+    def run_judge() -> None:
+        judge(assertions, os.fdopen(3, "rb"), os.fdopen(4, "wb"))
+        os._exit(0)
+
+    questions, answers = os.pipe(), os.pipe()
+    judging = _fork(setup, (None, None, None, answers[0], questions[1]), run_judge)
+    files = (None, None, None, questions[0], answers[1])
+    program = _fork(setup, files, partial(_serve, setup["program"]))
+    for file in (*questions, *answers):
+        os.close(file)
+    how = _wait(judging)
+    os.kill(program, signal.SIGKILL)
+    return ["time" if _wait(program) == "time" else how, ""]
+
+
+def _fork(
+    setup: dict[str, Any], files: Sequence[int | None], function: Callable[[], object]
+) -> int:
+    """Run a function in a fork that has limits, and return the fork's process id.
+
+    The function ends the fork with code 0 if it succeeds.
+
+    Args:
+        setup: The limits, as programs.py sends them.
+        files: The fork's files 0, 1, ...; None is /dev/null.
+        function: What the fork does.
     """
-    result, word = os.memfd_create("result"), os.urandom(16).hex()
     child = os.fork()
     if child == 0:
         try:
-            _run_case(setup, case, result, word)
+            _keep_files(files)
+            _limit(math.ceil(setup["seconds"]), setup["memory_bytes"])
+            if setup["is_filtered"]:
+                filter_system_calls()
+            function()
         finally:
             os._exit(1)
+    return child
+
+
+def _wait(child: int) -> str:
+    """Wait for a fork and return how it ended."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    output = os.pread(result, _OUTPUT_BYTES, 0).decode("utf-8", "replace")
-    os.close(result)
-    if code == -signal.SIGXCPU:
-        return ["time", output]
-    unfinished = "check" in case and output != word
-    return ["error" if code or unfinished else "done", output]
+    return "time" if code == -signal.SIGXCPU else "error" if code else "done"
 
 
-def _run_case(setup: dict[str, Any], case: dict[str, Any], result: int, word: str) -> None:
-    """Run a case in the fork and exit the fork with code 0 if the case succeeds."""
-    _open_streams(str(case.get("input", "")), result, to_output="input" in case)
-    _limit(math.ceil(setup["seconds"]), setup["memory_bytes"])
-    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+def _run_case(program: str, case: dict[str, Any]) -> None:
+    """Run the program, and the call of the case if there is one."""
     try:
-        exec(compile(setup["program"], "response", "exec"), space)
+        space = _run_program(program)
         if "call" in case:
-            _write(_call(space, case["call"], case["arguments"]))
-        elif "check" in case:
-            exec(compile(case["check"], "tests", "exec"), space)
-            _write(word)
+            text = _call(space, case["call"], case["arguments"])
+            os.write(_RESULT, text.encode())
     except SystemExit as leaving:  # as many programs end
         code = leaving.code
         if "input" not in case or not (code is None or code == 0):
             raise
     sys.stdout.flush()
     os._exit(0)
+
+
+def _serve(program: str) -> None:
+    """Run the program, and let the judge use what it defines."""
+    from plimsoll.process.assertions import Peer
+
+    reads, writes = os.fdopen(3, "rb"), os.fdopen(4, "wb")
+    Peer(reads, writes, _run_program(program)).serve()
+
+
+def _run_program(program: str) -> dict[str, Any]:
+    """Run the program in this process, and return its names."""
+    _set_dumpable(True)  # else /dev/stdin would be closed to it
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(program, "response", "exec"), space)
+    return space
 
 
 def _limit(cpu_seconds: int, memory_bytes: int) -> None:
@@ -89,17 +164,16 @@ def _limit(cpu_seconds: int, memory_bytes: int) -> None:
         resource.setrlimit(kind, (soft, value))
 
 
-def _open_streams(text: str, result: int, to_output: bool) -> None:
-    """Set standard input to the text and output to the result or /dev/null; close other files."""
-    given, nowhere = os.memfd_create("input"), os.open(os.devnull, os.O_WRONLY)
-    with open(os.dup(given), "wb") as file:
-        file.write(text.encode())
-    os.lseek(given, 0, os.SEEK_SET)
-    kept = os.dup(result)
-    for source, place in ((given, 0), (kept if to_output else nowhere, 1), (nowhere, 2)):
-        os.dup2(source, place)
-    os.dup2(kept, _RESULT)
-    os.closerange(_RESULT if to_output else _RESULT + 1, 256)
+def _keep_files(files: Sequence[int | None]) -> None:
+    """Make these this process's files 0, 1, ..., and close all others."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    kept = [nowhere if file is None else file for file in files]
+    copies = [fcntl.fcntl(file, fcntl.F_DUPFD, _FIRST_UNUSED) for file in kept]
+    for place, file in enumerate(copies):
+        os.dup2(file, place)
+    for place in range(len(files), 3):
+        os.dup2(nowhere, place)
+    os.closerange(max(3, len(files)), 256)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
@@ -113,7 +187,3 @@ def _call(space: dict[str, Any], name: str, arguments: list[Any]) -> str:
         return json.dumps(value)
     except (TypeError, ValueError):
         return json.dumps(repr(value))
-
-
-def _write(text: str) -> None:
-    os.write(_RESULT, text.encode())

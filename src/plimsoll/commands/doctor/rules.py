@@ -218,9 +218,13 @@ def _ray(machine: Machine) -> Iterator[Problem]:
 
 def _sandbox(machine: Machine) -> Iterator[Problem]:
     """Check the sandbox for programs of a policy, which only the reward `code` needs."""
-    state: Severity = "warning" if machine.sandbox_trouble else "ok"
-    what = "bwrap does not work" if machine.sandbox_trouble else "bwrap"
-    yield finding("sandbox", state, what, machine.sandbox_trouble, REMEDY)
+    found = machine.sandbox
+    if found.bubblewrap is None:
+        yield finding("sandbox", "warning", "bwrap does not work", found.trouble, REMEDY)
+    else:
+        what = f"{found.bubblewrap}; memory and processes: {found.limits}"
+        fix = "run programs of a policy on another machine, by `plimsoll serve-reward`"
+        yield finding("sandbox", "warning" if found.weakness else "ok", what, found.weakness, fix)
 
 
 def _verifiers(machine: Machine) -> Iterator[Problem]:
