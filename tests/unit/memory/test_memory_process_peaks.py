@@ -128,7 +128,7 @@ def test_processes_of_rewards_and_environments_are_with_the_loop_from_the_first_
 
 def test_a_rule_that_cannot_be_used_is_for_others_to_tell() -> None:
     wrong = {"right": RewardConfig(name="math_anser"), "code": RewardConfig(name="code", at_once=1)}
-    assert [item.bytes for item in process_items(wrong, 4)] == [25 * 2**20]
+    assert [item.bytes for item in process_items(wrong, 4)] == [41 * 2**20]
 
 
 def writers(config: JobConfig) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,19 @@ def test_a_program_that_writes_a_result_itself_is_wrong_and_no_failure(text: str
     tests = json.dumps({"inputs": [[1]], "outputs": [1], "fn_name": "same"})
     program = f"import os\nos.write(3, {text!r}.encode())\nos._exit(0)"
     assert code.reward(trajectory(fenced(program), tests)) == 0.0
+
+
+def test_a_result_that_is_far_too_long_is_not_parsed() -> None:
+    """A million lists would take 72 MB of the run's own process."""
+    tests = json.dumps({"inputs": [[1]], "outputs": [[[]]], "fn_name": "fill"})
+    given = trajectory(fenced("def fill(n): return [[]] * 10**6"), tests)
+    tracemalloc.start()
+    try:
+        assert code.reward(given) == 0.0
+        assert tracemalloc.get_traced_memory()[1] < 40 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert code.reward(trajectory(fenced("def fill(n): return [[]]"), tests)) == 1.0
 
 
 @pytest.fixture
