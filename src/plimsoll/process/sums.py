@@ -50,7 +50,8 @@ def hold(runner: Child, sums: Sums, has_folder: bool) -> None:
     pids = [runner.pid, *_below(runner.pid)]
     memory_bytes = sums.memory_bytes + _OWN_BYTES
     cgroup = make_cgroup(memory_bytes, sums.processes + _OWN_PROCESSES, pids)
-    folder = Path(f"/proc/{pids[-1]}/root/tmp") if has_folder else None
+    is_inside = has_folder and len(pids) > 1  # the last one, as bwrap itself is outside
+    folder = Path(f"/proc/{pids[-1]}/root/tmp") if is_inside else None
 
     def watch() -> None:
         """Watch the processes of one program, in a thread.

