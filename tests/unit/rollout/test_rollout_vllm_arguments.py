@@ -13,6 +13,7 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.rollout.vllm.engine import _arguments, _label_tokens
+from plimsoll.rollout.vllm.rules import check_arguments
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,10 @@ def test_tokens_have_the_labels_of_their_spans_where_vllm_gives_some() -> None:
     assert _label_tokens(SimpleNamespace(weight_versions=None), begun).tolist() == [3] * 5
     of_vllm_026 = SimpleNamespace(token_ids=[])  # its completions have no such attribute
     assert _label_tokens(of_vllm_026, begun).tolist() == [3] * 5
+
+
+def test_weights_come_from_safetensors_alone_and_nobody_says_otherwise(model: str) -> None:
+    """vLLM would read `*.bin` where no `*.safetensors` lies beside the index that names them."""
+    assert arguments(model, "cpu", VllmConfig())["load_format"] == "safetensors"
+    (problem,) = check_arguments(VllmConfig(arguments={"load_format": "auto"}))
+    assert problem.key == "rollout.vllm.arguments.load_format" and "pickles" in problem.why

@@ -336,6 +336,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         "generation_config": "vllm",
         "worker_extension_cls": "plimsoll.rollout.vllm.receiver.WeightReceiver",
         "trust_remote_code": spec.trust_remote_code,
+        "load_format": "safetensors",  # vLLM's own choice would read pickles (*.bin, *.pt), too
         **_adapter_settings(spec),
     }
 

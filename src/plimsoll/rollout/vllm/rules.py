@@ -62,6 +62,7 @@ FIXED = {
     "generation_config": "Only rollout.sampling may change what is sampled from.",
     "override_generation_config": "Only rollout.sampling may change what is sampled from.",
     "enable_chunked_prefill": "On CPU it breaks the seeds of sampling; on GPUs it is on.",
+    "load_format": "Weights are read from safetensors alone, never from pickles.",
     "worker_cls": "The weights are received in vLLM's own worker.",
     "worker_extension_cls": "The weights are received through Plimsoll's.",
 }
