@@ -17,7 +17,7 @@ import ray
 
 from plimsoll.cluster.heartbeats import Pulse, read_pulse, takes_whole_model
 from plimsoll.machine.faults import fault_point, name_process
-from plimsoll.machine.host import free_port, nccl_interface
+from plimsoll.machine.host import free_port, network_interface
 from plimsoll.machine.incident import NodeState, read_node
 from plimsoll.machine.nvidia import visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
@@ -184,8 +184,8 @@ def _work_in(directory: str) -> None:
 
 
 def _choose_interface() -> None:
-    """Have NCCL reach other nodes, before it starts; the node's own settings come first."""
-    for name, value in nccl_interface(ray.util.get_node_ip_address()).items():
+    """Have gloo and NCCL use the network of the node's address; the node's settings come first."""
+    for name, value in network_interface(ray.util.get_node_ip_address()).items():
         os.environ.setdefault(name, value)
 
 

@@ -24,24 +24,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 
 from plimsoll.config.rollout import DecidedRoute
-from plimsoll.engine.process_group import fixed_segments
+from plimsoll.engine.process_group import PATIENCE, find_store, fixed_segments, serve_store
 from plimsoll.errors import WeightSyncError
 
 Handle = tuple[Any, ...]
 """What an outlet ships: the plain values by which an inlet finds a bucket's bytes."""
-
-_PATIENCE = timedelta(minutes=30)
-"""How long a member waits for the others; engines may wake from sleep first."""
 
 _LISTEN_SECONDS = 1.0
 """How often an engine's process asks whether the sender has broken off."""
@@ -384,9 +380,9 @@ class GroupOutlet:
 
     def __init__(self, device: torch.device, address: str, members: int) -> None:
         self._device = device
-        store = TCPStore(address, 0, is_master=True, timeout=_PATIENCE, wait_for_workers=False)
+        store = serve_store(address)
         self.port = store.port
-        self._bell = _connect(address, store.port)
+        self._bell = find_store(address, store.port)
         # Engines hear of the group only when this returns.
         self._group = ThreadPoolExecutor(1).submit(_join, store, 0, members, device)
         self._sent: list[tuple[Tensor, Any]] = []
@@ -438,9 +434,9 @@ class GroupInlet:
 
     def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
         self._device = device
-        store = _connect(channel.address, channel.port)
+        store = find_store(channel.address, channel.port)
         self._group = _join(store, number, channel.members, device)
-        bell = _connect(channel.address, channel.port)
+        bell = find_store(channel.address, channel.port)  # each thread that waits needs its own
         Thread(target=_abort_when_over, args=(bell, self._group), daemon=True).start()
 
     def reaches(self, handle: Handle) -> bool:
@@ -460,11 +456,6 @@ class GroupInlet:
 _ARRIVED, _COMPLETE, _OVER = "plimsoll/arrived", "plimsoll/complete", "plimsoll/over"
 """Keys of a channel's store: how many members have come; that nobody need wait for more of them;
 that the sender has broken off."""
-
-
-def _connect(address: str, port: int) -> TCPStore:
-    """Return a connection to a channel's store. While one thread waits, others need their own."""
-    return TCPStore(address, port, is_master=False, timeout=_PATIENCE)
 
 
 def _abort_when_over(bell: Store, group: Any) -> None:
@@ -496,11 +487,11 @@ def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _PATIENCE
+        options._timeout = PATIENCE
         with _errors_end_only_groups():
             group: Any = dist.ProcessGroupNCCL(store, number, members, options)
     else:
-        group = dist.ProcessGroupGloo(store, number, members, _PATIENCE)
+        group = dist.ProcessGroupGloo(store, number, members, PATIENCE)
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
 

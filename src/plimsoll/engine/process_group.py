@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from plimsoll.config.cluster import Device
 from plimsoll.errors import ConfigError
 from plimsoll.machine.allocator import expands, user_settings, with_segments
 from plimsoll.machine.heap import keep_large_blocks
-from plimsoll.machine.host import interface_to
+from plimsoll.machine.host import network_interface, own_address
 from plimsoll.machine.nvidia import own_cards
 
 
@@ -52,9 +54,9 @@ _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY"
 each. Packs hardly ever have the same shape twice, and each library would keep 1,024. The layers and
 sequences of one pack have about a hundred shapes."""
 
-_PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others in a collective. NCCL's own 10 minutes are too short if a
-rank reads a large model from a slow disk."""
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others, in a store or a collective. NCCL's own 10 minutes are too
+short if a rank reads a large model from a slow disk, and engines may wake from sleep first."""
 
 
 @dataclass(frozen=True)
@@ -126,21 +128,48 @@ def prepare_environment(place: Place) -> None:
     os.environ |= kernel_limits()
     if place.device == "cpu":
         keep_large_blocks()
-    for name, value in interface_settings(place).items():
+    for name, value in network_interface(place.address).items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(place.threads)
 
 
-def interface_settings(place: Place) -> dict[str, str]:
-    """Return the variable that names the network interface over which a rank reaches rank 0.
+def serve_store(address: str, port: int = 0, ranks: int | None = None) -> TCPStore:
+    """Return a store that this process serves at one address of the machine.
 
-    Without it gloo takes the address of the machine's host name: often 127.0.1.1, or none. Ranks on
-    cards vote over gloo (`Vote`).
+    TCPStore by itself listens at all addresses. A store asks nobody for a key: whoever reaches it
+    can change what the ranks tell one another.
+
+    Args:
+        address: The address at which other ranks look for the store.
+        port: Its port; 0 for a free one.
+        ranks: How many ranks to wait for; None to wait for none.
     """
-    if place.device == "cuda" and place.ranks == 1:
-        return {}
-    interface = interface_to(place.address, place.port)
-    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    own = own_address(address)
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.create_server((own, port), family=family) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            own,
+            port,
+            ranks,
+            is_master=True,
+            timeout=PATIENCE,
+            wait_for_workers=ranks is not None,
+            master_listen_fd=os.dup(listening.fileno()),  # the store closes it
+        )
+
+
+def find_store(address: str, port: int, ranks: int | None = None) -> TCPStore:
+    """Return a connection to a store that another process, or this one, serves."""
+    return TCPStore(address, port, ranks, is_master=False, timeout=PATIENCE)
+
+
+def _common_store(place: Place) -> Store:
+    """Return the store in which the ranks find one another; a single rank needs no network."""
+    if place.ranks == 1:
+        return HashStore()
+    meet = serve_store if place.rank == 0 else find_store
+    return meet(place.address, place.port, place.ranks)
 
 
 def join(place: Place) -> torch.device:
@@ -154,9 +183,10 @@ def join(place: Place) -> torch.device:
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if place.device == "cuda" else "gloo",
+            store=_common_store(place),
             rank=place.rank,
             world_size=place.ranks,
-            timeout=_PATIENCE,
+            timeout=PATIENCE,
         )
     # DeepSpeed 0.19.8 calls functions that torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
@@ -198,7 +228,7 @@ def suit_cards() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     # DeepSpeed makes new groups without a timeout (comm/torch.py, new_group): set the default.
     groups: Any = dist.distributed_c10d  # its types leave this attribute out
-    groups.default_pg_nccl_timeout = _PATIENCE
+    groups.default_pg_nccl_timeout = PATIENCE
 
 
 def leave() -> None:

@@ -17,7 +17,6 @@ import psutil
 
 from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
-from plimsoll.machine.listening import is_loopback
 
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
 """Flags in /proc/cpuinfo of instructions that multiply bfloat16: two on x86, two on ARM."""
@@ -107,28 +106,33 @@ def most_busy_processes(cluster: ClusterConfig, engines: int) -> int:
     return max(ceil(count / len(cluster.nodes_of(name))) for name, count in counts)
 
 
-def interface_to(address: str, port: int) -> str | None:
-    """Return the name of this machine's network interface that leads to an address.
+def own_address(address: str) -> str:
+    """Return the address of this machine from which the system sends to another address.
 
-    Return None if no interface has the address from which the system would send.
+    For an address of this machine that is the address itself, unless a router translates it.
     """
-    family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)  # a socket of datagrams: nothing is sent
-        own_address = probe.getsockname()[0]
-    addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
-    return next((name for name, a in addresses if a.address == own_address), None)
+        own: str = probe.getsockname()[0]
+        return own
 
 
-def nccl_interface(node: str) -> dict[str, str]:
-    """Return the variable that has NCCL use the interface of this node's address.
+def network_interface(node: str) -> dict[str, str]:
+    """Return the variables that have gloo and NCCL use the interface of a node's address.
 
-    Otherwise NCCL takes the first interface of its list; on nodes with bridges, other nodes may not
-    reach that one. Where the address is of this machine alone, NCCL chooses.
+    Otherwise gloo takes the address of the machine's host name: often 127.0.1.1, or none. NCCL
+    takes the first interface of its list but loopback: one that other nodes may not reach, or that
+    others can reach though all processes are here. The result is empty if no interface has the
+    address.
     """
-    interface = None if is_loopback(node) else interface_to(node, 1)
-    # without "=", any interface whose name begins so
-    return {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}"}
+    own = own_address(node)
+    addresses = ((name, a) for name, entries in psutil.net_if_addrs().items() for a in entries)
+    interface = next((name for name, a in addresses if a.address == own), None)
+    if interface is None:
+        return {}
+    # without "=", NCCL takes any interface whose name begins so
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def free_port() -> int:

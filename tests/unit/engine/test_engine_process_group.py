@@ -13,13 +13,19 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import cuda_accelerator
 from deepspeed.utils import groups
+from listeners import listening
 
 from plimsoll.engine.process_group import (
+    Place,
     ask_cuda_for_free_memory,
     count_ranks_as_cards,
+    find_store,
+    join,
+    leave,
+    serve_store,
     suit_cards,
 )
-from plimsoll.machine.host import interface_to, nccl_interface
+from plimsoll.machine.host import free_port, network_interface, own_address
 
 
 def test_a_cards_free_memory_is_known_where_cards_have_uuids(
@@ -35,16 +41,6 @@ def test_a_cards_free_memory_is_known_where_cards_have_uuids(
         accelerator.available_memory()
     ask_cuda_for_free_memory(accelerator)
     assert accelerator.available_memory() == accelerator.available_memory(0) == 7
-
-
-def test_gloo_takes_the_interface_that_reaches_the_first_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not that of the machine's own name, which may be known to no one, or stand for 127.0.1.1."""
-    monkeypatch.setattr("socket.gethostname", lambda: "known-to-no-one.invalid")
-    loopback = interface_to("127.0.0.1", 1)
-    assert loopback is not None and interface_to("localhost", 1) == loopback
-    assert "127.0.0.1" in {one.address for one in psutil.net_if_addrs()[loopback]}
 
 
 def quantised_groups(ranks: int, cards: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -79,13 +75,35 @@ def test_ranks_of_a_node_are_one_node_to_deepspeed(monkeypatch: pytest.MonkeyPat
     assert quantised_groups(4, accelerator, monkeypatch) == {"local_0": [0, 1, 2, 3]}
 
 
-def test_nccl_takes_the_interface_of_the_nodes_address() -> None:
-    """For ranks and engines alike: each may be alone on its node."""
+def test_gloo_and_nccl_take_the_interface_of_the_nodes_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not that of the machine's own name, which may be known to no one, or stand for 127.0.1.1."""
+    monkeypatch.setattr("socket.gethostname", lambda: "known-to-no-one.invalid")
     inet = socket.AddressFamily.AF_INET
     for name, entries in psutil.net_if_addrs().items():
         for address in (one.address for one in entries if one.family == inet):
-            own = {} if address.startswith("127.") else {"NCCL_SOCKET_IFNAME": f"={name}"}
-            assert nccl_interface(address) == own
+            own = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+            assert network_interface(address) == own and own_address(address) == address
+    assert network_interface("localhost") == network_interface("127.0.0.1")
+
+
+def test_a_store_is_served_at_one_address() -> None:
+    before = listening()
+    store = serve_store("127.0.0.1")
+    assert listening() - before == {("127.0.0.1", store.port)}
+    find_store("127.0.0.1", store.port).set("a", "b")
+    assert store.get("a") == b"b"
+
+
+def test_a_process_alone_serves_no_store() -> None:
+    before = listening()
+    join(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    try:
+        assert {address for address, _ in listening() - before} <= {"127.0.0.1"}  # gloo's own
+        assert not isinstance(dist.distributed_c10d._get_default_store(), dist.TCPStore)
+    finally:
+        leave()
 
 
 def test_groups_that_deepspeed_makes_wait_as_long_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
