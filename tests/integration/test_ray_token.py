@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 from commands import wait_for
+from listeners import listening
 from ray.cluster_utils import Cluster
 
 from plimsoll.cluster.address import check_reachable
+from plimsoll.cluster.ray_folder import private_folder, ray_folder
 from plimsoll.cluster.ray_start import start_ray
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.errors import ConfigError
@@ -82,17 +83,6 @@ def test_a_cluster_gets_the_token_if_it_asks_for_one(
     assert capfd.readouterr().err == ""
 
 
-def listening() -> set[tuple[str, int]]:
-    """The addresses at which this process and those that it started listen."""
-    this = psutil.Process()
-    return {
-        (connection.laddr.ip.rpartition(":")[2], connection.laddr.port)
-        for process in (this, *this.children(recursive=True))
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-
-
 def test_a_ray_that_a_run_starts_is_reached_from_this_machine_with_its_token_alone() -> None:
     before = listening()
     start_ray(ClusterConfig())
@@ -100,6 +90,9 @@ def test_a_ray_that_a_run_starts_is_reached_from_this_machine_with_its_token_alo
         assert ray.get(ray.remote(lambda: 2).remote(), timeout=60) == 2
         of_ray = listening() - before
         address = ray.get_runtime_context().gcs_address
+        session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+        assert session.parent == ray_folder() and (session / "sockets" / "raylet").is_socket()
+        assert private_folder().stat().st_mode & 0o777 == 0o700
         ask = f"GcsClient(address={address!r}).internal_kv_keys(b'', None)"
         words = [sys.executable, "-c", f"from ray._raylet import GcsClient; {ask}"]
         answers = [

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.parquet as parquet
 import pytest
 import torch
@@ -18,10 +23,12 @@ from commands import (
     column,
     metrics,
     run_here,
+    title,
     wait_for,
     write_config,
     write_task,
 )
+from listeners import listening
 from safetensors.torch import load_file
 from test_ledger_runs import check_sane, expected, keys
 from transformers import AutoModelForCausalLM
@@ -62,7 +69,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ppo(home: Path) -> Outcome:
-    command = Command(home, "ppo", "ppo.yaml")
+    command, places = Command(home, "ppo", "ppo.yaml"), set()
+    while command.process.poll() is None:
+        for process in command.processes():
+            with suppress(psutil.Error):
+                places |= {(title(process), address) for address, _ in listening([process])}
+        time.sleep(1)
+    (home / "places.json").write_text(json.dumps([*places]))
     outcome = command.finish()
     wait_for(lambda: not command.processes(), "the end of all processes of the run")
     return outcome
@@ -86,6 +99,19 @@ def test_ppo_on_two_ranks_and_two_vllm_engines(home: Path, ppo: Outcome) -> None
         # Bounds of rounding in bfloat16; a wrong or stale weight gives several tenths.
         assert row["sync/logprob_gap"] < 0.02 and row["mismatch/abs"] < 0.02
         assert 0.8 < row["ratio"] < 1.2 and row["actor/grad_norm"] > 0
+
+
+@pytest.mark.usefixtures("ppo")
+def test_what_listens_is_in_the_table_of_security_and_on_loopback(home: Path) -> None:
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    table = page[page.index("| process | what listens |") :].split("\n\n")[0].splitlines()[2:]
+    listed = {name for row in table for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    found: dict[str, set[str]] = {}
+    for named, address in json.loads((home / "places.json").read_text()):
+        match = re.match(r"(?:\S*/)?(?:python\S* -m |ray::|VLLM::)?(\w+)", named)
+        found.setdefault(match[1] if match else named, set()).add(address)
+    others = {"watch", "plan --open", "serve-reward", "player.py"}  # they have tests of their own
+    assert found == {name: {"127.0.0.1"} for name in listed - others}
 
 
 @pytest.mark.usefixtures("ppo")

@@ -16,6 +16,7 @@ import ray
 from ray._private import ray_constants, services, utils
 
 from plimsoll.cluster.address import check_reachable
+from plimsoll.cluster.ray_folder import make_ray_folder
 from plimsoll.cluster.ray_token import authentication
 from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig, Device, OwnNodes, device_of
@@ -60,6 +61,7 @@ def start_ray(config: ClusterConfig) -> None:
                 include_dashboard=None if config.address else False,
                 log_to_driver=False,
                 logging_level="ERROR",
+                _temp_dir=None if config.address else make_ray_folder(),
             )
     except Exception as error:  # Ray raises plain exceptions, too
         if config.address is None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+from plimsoll.cluster.ray_folder import longest_temporary, private_folder
 from plimsoll.commands.doctor.machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.run.counting import bytes_text
@@ -14,7 +15,6 @@ _GIB = 2**30
 _TIGHT_MEMORY = 0.25  # share of the memory that this process may fill
 _LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
 _RAY_SHARE = 0.3  # share of the memory for Ray's object store (ray_constants.py)
-_LONGEST_TEMPORARY = 39  # bytes: below it /ray/session_<date>_<time>_<pid>/sockets/plasma_store
 _RAY_FULL = 0.05  # free share: Ray spills no objects to a fuller disk
 _LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
 _LEAST_TEMPORARY = 2**26  # Ray's logs; a short run on two ranks writes some MB
@@ -129,12 +129,12 @@ def temporary_disk(machine: Machine) -> Iterator[Problem]:
     """Check the disk on which Ray keeps its sessions and spilled objects."""
     disk = machine.temporary
     severity: Severity = "error"
-    what, fix = _describe_disk(disk, "/ray"), "make room, or set TMPDIR"
+    what, fix = _describe_disk(disk, f"/{private_folder().name}"), "make room, or set TMPDIR"
     if disk.free_bytes < _LEAST_TEMPORARY or not disk.writable:
         why = "Ray keeps its logs and sessions there and cannot start."
-    elif len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
+    elif len(os.fsencode(disk.path)) > longest_temporary():
         why = "Ray's sockets are below it, and their paths are over the system's 107 bytes."
-        fix = f"set TMPDIR to a path of at most {_LONGEST_TEMPORARY} bytes"
+        fix = f"set TMPDIR to a path of at most {longest_temporary()} bytes"
     else:
         tight = disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes)
         severity = "warning" if tight else "ok"

@@ -20,6 +20,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import check_reachable
+from plimsoll.cluster.ray_folder import private_folder, temporary_directory
 from plimsoll.errors import PlimsollError
 from plimsoll.interop.verifiers.venv import VerifiersInstall, look, venv_directory
 from plimsoll.machine.allocator import named_settings
@@ -250,11 +251,11 @@ def _disk(path: str) -> Disk:
 def _ray_temporary() -> Disk:
     """Return the disk on which Ray keeps its sessions.
 
-    `writable` says whether Ray's folder `ray` there is writable. It may belong to another user
-    (_common/utils.py, get_default_system_temp_dir).
+    `writable` says whether the user's folder for Ray there is writable. It may belong to another
+    user.
     """
-    disk = _disk(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
-    return replace(disk, writable=_disk(f"{disk.path}/ray").writable)
+    disk = _disk(temporary_directory())
+    return replace(disk, writable=_disk(str(private_folder())).writable)
 
 
 def _silence(address: str | None) -> str:

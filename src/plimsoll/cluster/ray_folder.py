@@ -1,0 +1,56 @@
+"""The folder of a Ray that a run starts, which its user alone can enter; needs no Ray."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from plimsoll.errors import PlimsollError
+
+_LONGEST_SOCKET = 107  # bytes of a Unix socket's path (sun_path in unix(7), and its end)
+_IN_FOLDER = len("/session_2026-11-28_18-06-30_123456_1234567/sockets/plasma_store")
+
+
+def temporary_directory() -> str:
+    """Return the directory in which Ray keeps its files, as Ray chooses it."""
+    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+
+
+def private_folder() -> Path:
+    """Return the user's private folder in `temporary_directory`; it may not exist."""
+    return Path(temporary_directory()).absolute() / f"ray-{os.geteuid()}"
+
+
+def ray_folder() -> Path:
+    """Return the folder in which a Ray that a run starts keeps sessions, logs and sockets.
+
+    Ray opens its folder to everybody (mode 0777). So this one lies in a private folder.
+    """
+    return private_folder() / "r"
+
+
+def longest_temporary() -> int:
+    """Return how many bytes the path of `temporary_directory` may have, for Ray's sockets."""
+    below = len(os.fsencode(ray_folder())) - len(os.fsencode(private_folder().parent))
+    return _LONGEST_SOCKET - _IN_FOLDER - below
+
+
+def make_ray_folder() -> str:
+    """Return the path of `ray_folder`, in a private folder that exists from now on.
+
+    Raises:
+        PlimsollError: There is such a folder, and others may use it.
+        OSError: It cannot be made.
+    """
+    private = private_folder()
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = private.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o077:
+        raise PlimsollError(
+            f"Ray's folder {private} belongs to user {found.st_uid} and has mode {mode:o}. Others "
+            "could read the run's data there, or stand in for Ray. Remove it, or set RAY_TMPDIR to "
+            "a short path of your own."
+        )
+    return str(ray_folder())
