@@ -33,7 +33,7 @@ from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.ending import notes_of
-from plimsoll.run.output import open_missing
+from plimsoll.run.output import open_missing, safe_streams, say
 from plimsoll.run.supervised import VARIABLE
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return supervise(words)
         _prepare(words, debug)
     try:
-        with usable_paths():
+        with usable_paths(), safe_streams():
             _dispatch([word for word in words if word != "--debug"])
     except (PlimsollError, UnicodeEncodeError, KeyboardInterrupt) as error:
         if debug:
-            traceback.print_exc()
+            say(traceback.format_exc())
         text, code = _describe_error(error)
-        print(text, file=sys.stderr)
+        say(text)
         return code
     except ReaderGone:
         return _READER_GONE
@@ -139,8 +139,7 @@ def _prepare(words: list[str], debug: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isinstance(sys.stdout, TextIOWrapper):  # show characters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    if not debug:
-        sys.excepthook = _show_unexpected
+    sys.excepthook = partial(_show_unexpected, debug)
 
 
 def _leave_launcher() -> None:
@@ -238,14 +237,17 @@ def _without_utf8(error: UnicodeEncodeError) -> str:
 
 
 def _show_unexpected(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    debug: bool, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Print an error that has no handler (Python then ends with exit code 1)."""
+    if debug:
+        say("".join(traceback.format_exception(kind, error, trace)))
+        return
     last = traceback.extract_tb(trace)[-1:]
     place = f" at {last[0].filename}:{last[0].lineno}" if last else ""
     where = notes_of(error) or ["Run the command again with --debug for the traceback."]
     text = f"error: unexpected {kind.__name__}: {error}{place}"
-    print("\n".join([text, *where]), file=sys.stderr)
+    say("\n".join([text, *where]))
 
 
 _ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")

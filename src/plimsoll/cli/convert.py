@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError
+from plimsoll.run.output import say
 
 if TYPE_CHECKING:
     from plimsoll.interop.convert.launch import Launch, Trainer
@@ -74,7 +74,7 @@ def convert_from(system: str, words: list[str]) -> None:
     else:
         show(text.removesuffix("\n"))
         remark = f"-o FILE writes the config; then `plimsoll {job} FILE --dry-run`."
-    print(f"{table_text(converted)}\n\n{remark}", file=sys.stderr)
+    say(f"{table_text(converted)}\n\n{remark}")
     if planned:
         _plan(text, options)
 

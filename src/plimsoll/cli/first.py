@@ -102,11 +102,21 @@ def _ask(options: Namespace, job: str) -> None:
         )
     from rich.prompt import Prompt
 
+    from plimsoll.run.console import standard_terminal
+
     for name in (*missing, *(["eval"] if options.eval is None else [])):
         question, default = _QUESTIONS[name]
         answer = None
         while answer is None or (default is None and not answer) or not _is_usable(name, answer):
-            answer = Prompt.ask(question, default=default, show_default=bool(default)) or ""
+            answer = (
+                Prompt.ask(
+                    question,
+                    console=standard_terminal(),
+                    default=default,
+                    show_default=bool(default),
+                )
+                or ""
+            )
         setattr(options, name, answer.strip())
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
+from plimsoll.config.secrets import mask_urls
 from plimsoll.errors import ConfigError
+from plimsoll.run.output import say
 
 if TYPE_CHECKING:
     from plimsoll.memory.weigh import Plan
@@ -66,13 +67,13 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
         show(_dry_run(spec, plan))
         return None
     if isinstance(plan, str):
-        print(plan, file=sys.stderr)
+        say(plan)
         return spec, plan
     refuse_conflicts(plan.problems)
     if not options.force:
         require_fit(plan)
     for warning in warnings_of(plan):
-        print(warning, file=sys.stderr)
+        say(warning)
     return spec, plan
 
 
@@ -95,7 +96,8 @@ def _unknown_option(job: Job[Any], word: str) -> str:
     from plimsoll.config.keys import keys_of
 
     if not word.startswith("-"):
-        return f"One config file is needed, and {word!r} is given too. Flags are --section.key."
+        word = mask_urls(repr(word))
+        return f"One config file is needed, and {word} is given too. Flags are --section.key."
     short = word.partition("=")[0].lstrip("-").replace("-", "_")
     keys = [key for key in keys_of(job.config) if len(key.path) > 1]  # a section has no value
     flags = [f"--{key.name}" for key in keys if key.path[-1] == short]
@@ -103,7 +105,7 @@ def _unknown_option(job: Job[Any], word: str) -> str:
         word, ["--dry-run", "--force", "--replay", "--debug", "--help"], n=1
     )
     near = " or ".join([*close, *flags])
-    return f"There is no option {word!r}. " + (
+    return f"There is no option {mask_urls(repr(word))}. " + (
         f"Did you mean {near}?" if near else f"`plimsoll {job.name} --help` lists all of them."
     )
 

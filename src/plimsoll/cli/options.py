@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from plimsoll.config.secrets import mask_urls
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.run.output import silence
+from plimsoll.run.output import Drawn, beneath, safe_text, silence
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message."""
-        raise ConfigError(f"{message}. `{self.prog} --help` shows what there is.")
+        raise ConfigError(f"{mask_urls(message)}. `{self.prog} --help` shows what there is.")
 
     def parse_with_flags(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """Return the parsed plain options, and the words that are dotted flags and their values."""
@@ -63,9 +64,15 @@ class ReaderGone(Exception):
 
 
 def show(text: str) -> None:
-    """Print a command's result. Raises ReaderGone or PlimsollError if it cannot be written."""
+    """Print a command's result. Raises ReaderGone or PlimsollError if it cannot be written.
+
+    A text is made safe, unless a terminal has drawn it.
+    """
     try:
-        print(text, flush=True)
+        if isinstance(text, Drawn):
+            print(text, file=beneath(sys.stdout), flush=True)
+        else:
+            print(safe_text(text), flush=True)
     except BrokenPipeError:
         silence(sys.stdout.fileno())
         raise ReaderGone from None

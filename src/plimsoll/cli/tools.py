@@ -233,18 +233,18 @@ def rollouts(words: list[str]) -> None:
     parser.add_argument(
         "--mask", action="store_true", help="show all tokens; `+` marks those that are learned from"
     )
+    _add_trust(parser)
     parser.add_argument(
         "--bad", action="store_true", help="steps left out because a number was not finite"
     )
     options = vars(parser.parse_args(words))
-
-    from rich.console import Console
+    options["trusted"] = options.pop("trust_run")
 
     from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
+    from plimsoll.run.console import terminal_of
 
-    path, console = Path(options.pop("run")), Console(file=sys.stdout)
-    side_by_side = sys.stdout.isatty() and not console.is_dumb_terminal
-    show(show_rollouts(path, RolloutQuery(**options), console if side_by_side else None))
+    path = Path(options.pop("run"))
+    show(show_rollouts(path, RolloutQuery(**options), terminal_of(sys.stdout)))
 
 
 def calibrate(words: list[str]) -> None:
@@ -281,10 +281,19 @@ def doctor(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor.report import examine, refuse_wrong, render_findings
+    from plimsoll.commands.doctor.report import (
+        examine,
+        findings_json,
+        refuse_wrong,
+        render_findings,
+    )
+    from plimsoll.run.console import terminal_of
 
     findings = examine(options.directory, options.address)
-    show(render_findings(findings, options.json))
+    if options.json:
+        show(findings_json(findings))
+    else:
+        show(render_findings(findings, terminal_of(sys.stdout)))
     refuse_wrong(findings)
 
 
@@ -349,13 +358,16 @@ def export(words: list[str]) -> None:
         "--dtype", choices=["bfloat16", "float32"], help="of the weights; default: the run's"
     )
     parser.add_argument("--merge", action="store_true", help="merge the adapter into its base")
+    _add_trust(parser)
     options = parser.parse_args(words)
 
     from plimsoll.commands.found_models import find_checkpoint, refuse_existing
 
     to = Path(options.to)
     refuse_existing("--to", to)
-    checkpoint = find_checkpoint(Path(options.source), merge=options.merge)
+    checkpoint = find_checkpoint(
+        Path(options.source), merge=options.merge, trusted=options.trust_run
+    )
     from plimsoll.commands.export import export_checkpoint
     from plimsoll.train.how_to_use import actor_use
 
@@ -388,14 +400,24 @@ def evaluate(words: list[str]) -> None:
         metavar="DIRECTORY",
         help="where to write; default: the run.directory",
     )
+    _add_trust(parser)
     options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.found_models import find_model
 
-    model = find_model(options.source, flags, options.model, options.out)
+    model = find_model(options.source, flags, options.model, options.out, trusted=options.trust_run)
     from plimsoll.commands.evaluate import run_eval
 
     show(run_eval(model))
+
+
+def _add_trust(parser: Parser) -> None:
+    """Add the flag for run directories that hold code, or name it."""
+    parser.add_argument(
+        "--trust-run",
+        action="store_true",
+        help="let the config of RUN name code, which then runs as you, and keys to send",
+    )
 
 
 def serve_reward(words: list[str]) -> None:

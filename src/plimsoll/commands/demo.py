@@ -11,7 +11,6 @@ built for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +35,10 @@ from plimsoll.page.answers import freeze_replies
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.progress import seconds
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
+from plimsoll.run.console import standard_terminal
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.json_lines import read_rows
-from plimsoll.run.output import silence
 from plimsoll.spec.load import load_spec
 from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
@@ -150,20 +149,13 @@ class DemoOutcome:
     grpo: float
 
 
-class _PatientConsole(Console):
-    """A console that goes on if its output has no reader. rich's console would end the process."""
-
-    def on_broken_pipe(self) -> None:
-        silence(sys.stdout.fileno())
-
-
 def begin(home: Path, seed: int) -> None:
     """Prepare the demo in a directory, and refuse it if this machine cannot run its jobs.
 
     An interrupted demo is kept, and continues. A finished demo is removed and starts anew.
     """
     if (home / _REPORT).exists():
-        _PatientConsole(highlight=False).print(f"removing the last demo in {home}")
+        standard_terminal().print(f"removing the last demo in {home}")
         remove_directory(home)
     prepare(home, seed)
     ppo = load_spec(JOBS["ppo"], str(home / "ppo.yaml"))
@@ -200,7 +192,7 @@ def _device() -> str:
 
 def end(home: Path, elapsed: float) -> None:
     """Print the results of a demo that took `elapsed` seconds; write its page and its report."""
-    tell(home, _PatientConsole(highlight=False), elapsed)
+    tell(home, standard_terminal(), elapsed)
 
 
 def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:

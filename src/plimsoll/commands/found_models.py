@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plimsoll.commands.run_config import load_run
 from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.config.flags import parse_flags
 from plimsoll.config.json_text import parse_json
+from plimsoll.config.load import read_tree_of
 from plimsoll.config.problems import Problem, refuse
+from plimsoll.config.yaml_tree import value_at
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
 from plimsoll.run.directory import RunDirectory
@@ -46,13 +49,14 @@ def refuse_existing(option: str, path: Path) -> None:
         raise ConfigError(f"{option} {path} is there already. Choose another place.")
 
 
-def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
+def find_checkpoint(source: Path, *, merge: bool, trusted: bool = False) -> FoundCheckpoint:
     """Return the checkpoint at `source`, or the last checkpoint if `source` is a run directory.
 
-    `merge` says whether the run's adapter will be merged into its base.
+    `merge` says whether the run's adapter will be merged into its base, `trusted` whether the
+    run's config may name code.
 
     Raises ConfigError if there is no checkpoint, no config of its run, no trained weights, or no
-    adapter to merge.
+    adapter to merge, and the errors of `load_run`.
     """
     if (source / "state.json").is_file():
         checkpoint, run = source, RunDirectory(source.absolute().parent.parent)
@@ -72,7 +76,7 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
             f"{run.config_path} is missing, and the model of {checkpoint} is unknown without it. "
             f"Give a checkpoint in the run.directory that wrote it."
         )
-    spec = _spec_of(run, [])
+    spec = _spec_of(run, [], trusted)
     refuse(check_model("actor.model.path", spec.actor.model.path, tokenizer=True))
     if not spec.trained:
         raise ConfigError(
@@ -87,7 +91,9 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
     return FoundCheckpoint(checkpoint, spec)
 
 
-def find_model(source: str, flags: list[str], model: str | None, out: str | None) -> FoundModel:
+def find_model(
+    source: str, flags: list[str], model: str | None, out: str | None, *, trusted: bool = False
+) -> FoundModel:
     """Return the model that `plimsoll eval` is to evaluate, with spec and output directory.
 
     Args:
@@ -95,15 +101,16 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
         flags: Flags that change the config.
         model: Replaces the run's final model, or the config's actor.model.path.
         out: The output directory; the run.directory by default.
+        trusted: Whether the config of a run.directory may name code.
 
-    Raises ConfigError if there is no such config, run or model, if the model is an adapter alone or
-    has another head than the job needs, if the comparison model is missing, or if Ray or vLLM
-    cannot run here.
+    Raises the errors of `load_run`, and ConfigError if there is no such config, run or model, if
+    the model is an adapter alone or has another head than the job needs, if the comparison model is
+    missing, or if Ray or vLLM cannot run here.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
     run = Path(source) if Path(source).is_dir() else None
-    spec = load_any(source, flags) if run is None else _spec_of(RunDirectory(run), flags)
+    spec = load_any(source, flags) if run is None else _spec_of(RunDirectory(run), flags, trusted)
     path = model or (spec.actor.model.path if run is None else _final_model(run))
     if is_adapter(Path(path)):
         raise ConfigError(
@@ -138,9 +145,9 @@ def comparison_role(spec: RunSpec[Any]) -> Role | None:
     return spec.roles.get("reference" if spec.sampling is None else "reward")
 
 
-def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
+def _spec_of(run: RunDirectory, flags: list[str], trusted: bool) -> RunSpec[Any]:
     """Return a run's spec with the chat template of its training, unless flags give a template."""
-    spec = load_any(str(run.config_path), flags)
+    spec = load_run(run, flags, trusted=trusted)
     key = ("data", "chat_template")
     is_given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
     if is_given or not run.template_path.is_file():
@@ -165,7 +172,8 @@ def _final_model(run: Path) -> str:
 
 def _no_checkpoint(run: RunDirectory) -> str:
     """Return sentences that say why a run has no checkpoint, and where its model is."""
-    if _spec_of(run, []).run.keep_checkpoints == 0:
+    values = read_tree_of(str(run.config_path), []).values
+    if value_at(values, ("run", "keep_checkpoints")) == 0:
         why = ": its run.keep_checkpoints is 0. Train it again with 1 or more."
     else:
         why = " yet. It writes one every run.save_every steps, at its end, and when it is stopped."

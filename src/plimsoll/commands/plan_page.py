@@ -14,6 +14,7 @@ from typing import Any
 from plimsoll.commands.planning import advise_job, plan_job
 from plimsoll.config.flags import Flag, parse_flags
 from plimsoll.config.load import read_config_text
+from plimsoll.config.secrets import mask_secrets
 from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
@@ -130,12 +131,12 @@ def _words(flags: Sequence[Flag]) -> list[str]:
 def _copies(path: str, flags: Sequence[Flag]) -> list[dict[str, str]]:
     """Return texts to copy, with titles: the config with the flags in it, then the command.
 
-    If the config file cannot be edited, there is only the command.
+    If the config file cannot be edited, there is only the command. Both are without secrets.
     """
-    command = shlex.join(["plimsoll", "plan", path, *_words(flags)])
+    command = mask_secrets(shlex.join(["plimsoll", "plan", path, *_words(flags)]))
     copies = [{"title": "The command with these settings", "text": command}]
     try:
-        text = write_flags(read_config_text(path), path, flags)
+        text = mask_secrets(write_flags(read_config_text(path), path, flags))
     except ConfigError:
         return copies
     return [{"title": "The config with these settings", "text": text}, *copies]

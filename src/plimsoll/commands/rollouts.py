@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
 from plimsoll.commands.rollouts_text import (
     StepGroup,
@@ -20,8 +20,10 @@ from plimsoll.commands.rollouts_text import (
     sequences_text,
 )
 from plimsoll.errors import ConfigError
+from plimsoll.run.console import Terminal
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
+from plimsoll.run.output import Drawn
 from plimsoll.run.responses import ResponseGroup, read_groups
 
 
@@ -43,11 +45,13 @@ class RolloutQuery:
     """Number of groups to show in full."""
     mask: bool = False
     """Whether to show all tokens, and mark the tokens that are learned from."""
+    trusted: bool = False
+    """Whether the run's config may name code, which its tokenizer then runs."""
     bad: bool = False
     """Whether to show what steps with numbers that are not finite would have learned from."""
 
 
-def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> str:
+def show_rollouts(path: Path, query: RolloutQuery, terminal: Terminal | None) -> str:
     """Return a text that shows the groups of a query: in full, or a line each if there are many.
 
     `path` is a run.directory or a trajectory file. If `terminal` is given, responses are side by
@@ -60,18 +64,24 @@ def show_rollouts(path: Path, query: RolloutQuery, terminal: Console | None) -> 
     steps = _bad_steps(path) if query.bad else _steps(path)
     step = max(steps) if query.step is None else query.step
     if query.bad and step in steps and "group" not in pq.read_schema(steps[step]).names:
-        return sequences_text(steps[step])
+        return sequences_text(steps[step], trusted=query.trusted)
     groups = _choose_groups(_read(path, steps, step), step, query)
     if query.diff is not None:
         pairs = _pairs(path, steps, step, groups, query)
         if query.mask:
-            pairs = [(_mark_tokens(steps, a), _mark_tokens(steps, b)) for a, b in pairs]
-        return "\n\n".join(render_pair(*pair, terminal) for pair in pairs)
+            mark = partial(_mark_tokens, steps, query)
+            pairs = [(mark(earlier), mark(later)) for earlier, later in pairs]
+        return _join([render_pair(*pair, terminal) for pair in pairs])
     if len(groups) > query.count:
         return overview_text(step, groups, None if terminal is None else terminal.width)
     if query.mask:
-        groups = mark_learned_tokens(groups, steps[step])
-    return "\n\n".join(render_group(step, group, terminal) for group in groups)
+        groups = mark_learned_tokens(groups, steps[step], trusted=query.trusted)
+    return _join([render_group(step, group, terminal) for group in groups])
+
+
+def _join(texts: Sequence[str]) -> str:
+    joined = "\n\n".join(texts)
+    return Drawn(joined) if all(isinstance(text, Drawn) for text in texts) else joined
 
 
 def _steps(path: Path) -> dict[int, Path]:
@@ -161,9 +171,9 @@ GroupPair = tuple[StepGroup, StepGroup]
 """A prompt's group in an earlier step, and its group in a later step."""
 
 
-def _mark_tokens(steps: Mapping[int, Path], placed: StepGroup) -> StepGroup:
+def _mark_tokens(steps: Mapping[int, Path], query: RolloutQuery, placed: StepGroup) -> StepGroup:
     step, group = placed
-    [marked] = mark_learned_tokens([group], steps[step])
+    [marked] = mark_learned_tokens([group], steps[step], trusted=query.trusted)
     return step, marked
 
 

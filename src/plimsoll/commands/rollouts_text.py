@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from plimsoll.config.load import read_tree_of, validate
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
+from plimsoll.run.console import Terminal
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import (
     ResponseGroup,
     ResponsePiece,
     SampledResponse,
-    escape_controls,
     excerpt,
 )
 
@@ -82,7 +84,7 @@ def _ends(group: ResponseGroup) -> tuple[float, float]:
     return group.responses[-1].reward, group.responses[0].reward
 
 
-def render_group(step: int, group: ResponseGroup, terminal: Console | None) -> str:
+def render_group(step: int, group: ResponseGroup, terminal: Terminal | None) -> str:
     """Return a text with all responses of a group; side by side if there is a terminal."""
     if terminal is None:
         return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
@@ -92,10 +94,10 @@ def render_group(step: int, group: ResponseGroup, terminal: Console | None) -> s
     for start in range(0, len(cells), columns):
         table.add_row(*cells[start : start + columns])
     title = Text(_title(step, group), style="bold")
-    return _capture(terminal, title, *map(Text, _prompt_lines(group)), table)
+    return terminal.draw(title, *map(Text, _prompt_lines(group)), table)
 
 
-def render_pair(earlier: StepGroup, later: StepGroup, terminal: Console | None) -> str:
+def render_pair(earlier: StepGroup, later: StepGroup, terminal: Terminal | None) -> str:
     """Return a text with all responses to a prompt in two steps, the best responses first.
 
     If there is a terminal, the two steps are side by side.
@@ -110,13 +112,14 @@ def render_pair(earlier: StepGroup, later: StepGroup, terminal: Console | None) 
     for pair in zip_longest(earlier[1].responses, later[1].responses):
         table.add_row(*(Text("") if r is None else _cell(r) for r in pair))
     change = Text(_change(earlier, later), style="bold")
-    return _capture(terminal, change, *map(Text, _prompt_lines(later[1])), table)
+    return terminal.draw(change, *map(Text, _prompt_lines(later[1])), table)
 
 
 def _answers(group: ResponseGroup) -> list[str]:
     """Return a text for each response: its index and figures, then its indented text."""
     return [
-        f"[{r.sample_index}] {_figures(r)}\n{indent(_text(r), '    ')}\n" for r in group.responses
+        f"[{r.sample_index}] {_figures(r)}\n{indent(r.whole_text, '    ')}\n"
+        for r in group.responses
     ]
 
 
@@ -130,18 +133,8 @@ def _columns(count: int) -> Table:
 def _cell(response: SampledResponse) -> Text:
     text = Text().append(f"[{response.sample_index}] {_figures(response)}\n\n", style="cyan")
     for piece in response.all_pieces:
-        text.append(escape_controls(piece.text), style=_STYLES.get(piece.kind, _OTHERS))
+        text.append(piece.text, style=_STYLES.get(piece.kind, _OTHERS))
     return text
-
-
-def _text(response: SampledResponse) -> str:
-    return "".join(escape_controls(piece.text) for piece in response.all_pieces)
-
-
-def _capture(terminal: Console, *parts: RenderableType) -> str:
-    with terminal.capture() as capture:
-        terminal.print(*parts, sep="\n")
-    return capture.get().rstrip("\n")
 
 
 def _title(step: int, group: ResponseGroup) -> str:
@@ -164,9 +157,9 @@ def _prompt_lines(group: ResponseGroup) -> list[str]:
     """Return lines with the prompt, its index, its source and its reference."""
     first = group.responses[0]
     lines = [f"Prompt {first.prompt_index}{f' of {first.source}' if first.source else ''}"]
-    lines.append(indent(escape_controls(first.prompt), "    "))
+    lines.append(indent(first.prompt, "    "))
     if first.reference is not None:
-        lines.append(f"Reference: {escape_controls(first.reference)}")
+        lines.append(f"Reference: {first.reference}")
     return lines
 
 
@@ -187,16 +180,19 @@ def _figures(r: SampledResponse) -> str:
 _TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
 
 
-def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
+def mark_learned_tokens(
+    groups: Sequence[ResponseGroup], file: Path, *, trusted: bool = False
+) -> list[ResponseGroup]:
     """Return a copy of each group in which every response shows all its tokens.
 
     The tokens include special tokens and the prompt's. Lines of tokens that are learned from begin
-    with `+`. `file` is the groups' trajectory file, within its run.directory.
+    with `+`. `file` is the groups' trajectory file, within its run.directory. `trusted` says
+    whether the run's config may name code.
 
-    Raises ConfigError if the run's config is not found, or if an older version wrote the file
-    without masks.
+    Raises ConfigError if the run's config is not found or names code, or if an older version wrote
+    the file without masks.
     """
-    tokenizer = _tokenizer(file)
+    tokenizer = _tokenizer(file, trusted)
     try:
         earlier = {"earlier"} & {*pq.read_schema(file).names}
         rows = pq.read_table(file, columns=[*_TOKENS, *earlier]).to_pylist()
@@ -214,12 +210,12 @@ def mark_learned_tokens(groups: Sequence[ResponseGroup], file: Path) -> list[Res
     return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
 
 
-def sequences_text(file: Path) -> str:
+def sequences_text(file: Path, *, trusted: bool = False) -> str:
     """Return the text of the sequences that a bad step of a job on rows would have learned from.
 
-    Learned tokens are marked with `+`. Raises ConfigError if the run's config is not found.
+    Learned tokens are marked with `+`. Raises ConfigError as `mark_learned_tokens`.
     """
-    tokenizer, lines = _tokenizer(file), list[str]()
+    tokenizer, lines = _tokenizer(file, trusted), list[str]()
     for row in pq.read_table(file).to_pylist():
         pieces = _pieces({"prompt_tokens": [], **row}, tokenizer)
         lines += [f"step {row['step']}, sequence {row['sequence']}"]
@@ -227,7 +223,7 @@ def sequences_text(file: Path) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
+def _tokenizer(file: Path, trusted: bool) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the run that wrote a trajectory file."""
     config = RunDirectory(file.absolute().parent.parent).config_path
     if not config.is_file():
@@ -235,10 +231,14 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
             f"--mask reads tokens by the tokenizer of the run, and {config} is not there. Give a "
             "run.directory, or a file of its folder trajectories."
         )
-    from plimsoll.jobs.which import load_any  # most who read rollouts do not need it
+    from plimsoll.commands.run_config import refuse_code  # most who read rollouts need neither
     from plimsoll.model.load import load_tokenizer
 
-    model = load_any(str(config)).actor.model
+    actor = read_tree_of(str(config), []).values.get("actor")
+    only_model = {"actor": {"model": value_at(actor, ("model",)) or {}}}
+    if not trusted:
+        refuse_code(str(config), Tree(only_model, {}))
+    model = validate(ModelConfig, Tree(only_model["actor"]["model"], {}))
     return load_tokenizer(model.path, model.trust_remote_code)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from plimsoll.config.secrets import mask_urls
 from plimsoll.config.yaml_tree import FLAG, Path, Tree, read_value
 from plimsoll.errors import ConfigError
 
@@ -90,7 +91,9 @@ def _parse(piece: list[str]) -> Flag:
     name, equals, after = piece[0].partition("=")
     path = tuple(name[2:].split("."))
     if not _is_flag(piece[0]) or not all(path):
-        raise ConfigError(f"{piece[0]!r} is no dotted flag. Write --section.key value.")
+        raise ConfigError(
+            f"{mask_urls(repr(piece[0]))} is no dotted flag. Write --section.key value."
+        )
     if not equals and len(piece) == 1:
         raise ConfigError(
             f"{name} has no value. Write `{name} VALUE`, or `{name}=VALUE` for a value that "
@@ -101,8 +104,9 @@ def _parse(piece: list[str]) -> Flag:
         return Flag(path, read_value(text))
     except (yaml.YAMLError, ConfigError) as error:
         raise ConfigError(
-            f"{name}: the value {text!r} begins with a bracket or a quote and is no complete "
-            f"YAML list, mapping or text. Put a text that begins so in quotes: {name} \"'...'\"."
+            f"{name}: the value {mask_urls(repr(text))} begins with a bracket or a quote and is no "
+            f"complete YAML list, mapping or text. Put a text that begins so in quotes: "
+            f"{name} \"'...'\"."
         ) from error
 
 
@@ -120,7 +124,7 @@ def _with_value(
     if below is not None and not isinstance(below, dict):
         section = flag.path[: len(flag.path) - len(rest)]
         raise ConfigError(
-            f"{flag.name} cannot be set: {'.'.join(section)} is {below!r} "
+            f"{flag.name} cannot be set: {'.'.join(section)} is {mask_urls(repr(below))} "
             f"({origins.get(section, 'set by a flag')}), and a section is needed there."
         )
     return {**values, first: _with_value(below or {}, tuple(rest), flag, origins)}

@@ -18,6 +18,7 @@ from typing import Literal, ParamSpec
 import yaml
 
 from plimsoll.config.base import Choice, Settings
+from plimsoll.config.secrets import mask_urls
 from plimsoll.config.yaml_tree import Origins, nearest_origin, origin_of
 from plimsoll.errors import ConfigError, SettingsConflict
 
@@ -289,7 +290,7 @@ def _where(problem: Problem, origins: Origins) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as one line of YAML, cut if it is very long."""
+    """Return a value as one line of YAML, cut if it is very long, without what URLs may hide."""
     if isinstance(value, str) and "\n" in value:
         return _cut(json.dumps(value, ensure_ascii=False))
     text = yaml.safe_dump(
@@ -299,4 +300,5 @@ def show(value: object) -> str:
 
 
 def _cut(line: str) -> str:
+    line = mask_urls(line)
     return line if len(line) <= _LONGEST_VALUE else line[:_LONGEST_VALUE] + " ..."

@@ -13,6 +13,7 @@ from plimsoll.config.base import (
     Settings,
 )
 from plimsoll.config.engine import FrozenRole
+from plimsoll.config.secrets import Secret
 
 
 class HttpReward(Settings):
@@ -32,7 +33,7 @@ class HttpReward(Settings):
     chat_template: str | None = None
     """The template of `vllm`'s tokenizer: Jinja, a file of it, or `none` for plain text; default:
     its own."""
-    api_key: str | None = None
+    api_key: Secret | None = None
     """The environment variable that holds the servers' token, which is sent as `Authorization:
     Bearer`; never the token itself. Default: none is sent."""
     batch: PositiveInt = 32
@@ -64,7 +65,7 @@ class JudgeReward(Settings):
     """The lowest score that it may give; this is worth 0."""
     high: float = 10.0
     """The highest score that it may give; this is worth 1."""
-    api_key: str | None = None
+    api_key: Secret | None = None
     """The environment variable that holds the key; never the key itself."""
     max_tokens: PositiveInt = 1024
     """The longest answer, in tokens."""

@@ -6,9 +6,8 @@ What the config of every job has stands here, too.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
-from urllib.parse import urlsplit
 
-from pydantic import Field, PlainSerializer
+from pydantic import Field
 
 from plimsoll.config.base import (
     NonNegativeFloat,
@@ -20,6 +19,7 @@ from plimsoll.config.base import (
     WrittenPath,
 )
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.secrets import Secret
 
 
 class SftBatch(Settings):
@@ -117,18 +117,6 @@ class BestConfig(Settings):
     """The checkpoint of the final model: the best evaluation's, or the last step's."""
 
 
-def mask_webhook(value: str) -> str:
-    """Return a webhook's URL with `***` for the part that is secret; a name stays as it is."""
-    if "://" not in value:
-        return value
-    url = urlsplit(value)
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}/***"
-
-
-Webhook = Annotated[str, PlainSerializer(mask_webhook, when_used="json")]
-"""A webhook's URL, which is a secret: what is written of a config has it masked."""
-
-
 class RunConfig(Settings):
     """The run directory, and the length, saving and displays of the run."""
 
@@ -186,7 +174,7 @@ class RunConfig(Settings):
     logger_project: str = "plimsoll"
     """The project of W&B and Trackio, and the experiment of MLflow, under which loggers file the
     run."""
-    notify: Webhook | None = None
+    notify: Secret | None = None
     """The URL of a webhook, or the name of an environment variable that holds it. It gets JSON,
     `{"text": ...}`, as Slack's incoming webhooks take it: when the run begins or goes on, when a
     figure becomes unhealthy, and at the end. Default: none."""

@@ -8,19 +8,23 @@ models hold them.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from plimsoll.config.secrets import mask_urls
 from plimsoll.errors import ConfigError
 
 Path = tuple[str, ...]
 Origins = Mapping[Path, str]
 """The line or the flag that wrote each key path."""
 
+_MOST_VALUES = 100_000
+"""The most values in one document: a few aliases of aliases could make billions."""
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
     r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$"
@@ -167,11 +171,17 @@ class _Reader:
     loader: _Loader
     name: str
     origins: dict[Path, str]
+    number: Iterator[int] = field(default_factory=itertools.count)
 
     def value(self, node: yaml.Node, path: Path, above: tuple[int, ...]) -> object:
         """Return the value of a node at `path`; `above` has the ids of the nodes around it."""
         if id(node) in above:
             raise ConfigError(f"{self._at(node)}: the alias contains itself. Write it out.")
+        if next(self.number) == _MOST_VALUES:
+            raise ConfigError(
+                f"{self._at(node)}: there are over {_MOST_VALUES:,} values, aliases counted each "
+                f"time. Leave out aliases that stand within aliases."
+            )
         below = (*above, id(node))
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, path, below)
@@ -216,10 +226,16 @@ _SCALAR_TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str")}
 def _syntax_message(error: yaml.MarkedYAMLError, name: str) -> str:
     mark = error.problem_mark or error.context_mark
     place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-    snippet = mark.get_snippet(indent=6) if mark else None
+    snippet = mark.get_snippet(indent=6) if mark and "://" not in _line_of(mark) else None
     what = ", ".join(part for part in (error.context, error.problem) if part)
     return f"{place}: this is not YAML: {what}." + (f"\n{snippet}" if snippet else "")
 
 
+def _line_of(mark: yaml.Mark) -> str:
+    """Return the whole line of a mark, of which a snippet may show a part: a piece of a URL."""
+    text, at = mark.buffer or "", mark.pointer
+    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
+
+
 def _kind(value: object) -> str:
-    return "a list" if isinstance(value, tuple) else f"the single value {value!r}"
+    return "a list" if isinstance(value, tuple) else f"the single value {mask_urls(repr(value))}"

@@ -22,7 +22,6 @@ from plimsoll.page.curves import (
 )
 from plimsoll.page.watched import Watched
 from plimsoll.run.health import due_warnings
-from plimsoll.run.responses import escape_controls
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, headline
 
@@ -40,7 +39,7 @@ def log_bytes(run: Watched) -> int | None:
 def console(run: Watched) -> dict[str, Any]:
     """Return the last lines of a run's log.
 
-    `lines` are whole, except for the last, which may be incomplete; control codes are escaped.
+    `lines` are whole, except for the last, which may be incomplete.
     `cut` says whether there are lines before them. `bytes` is the size that `log_bytes` returns.
     """
     size = log_bytes(run)
@@ -57,7 +56,7 @@ def console(run: Watched) -> dict[str, Any]:
     return {
         "bytes": size,
         "cut": cut,
-        "lines": [escape_controls(line.rstrip("\r")) for line in last_lines],
+        "lines": [line.rstrip("\r") for line in last_lines],
     }
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from typing import IO, Any, Literal
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.meter import count_as_own
 from plimsoll.process.serve import Responder
+from plimsoll.run.output import safe_output
 
 _START_SECONDS = 300.0
 """The most seconds that a child may take to open: imports may take long on a slow disk."""
@@ -240,13 +242,14 @@ def _count_values(line: bytes) -> int:
 
 def _keep_last(stream: IO[bytes], last: bytearray, forwards: bool) -> None:
     """Read a child's standard error to its end, and keep the last bytes in `last`."""
+    decoder = getincrementaldecoder("utf-8")("backslashreplace")
     with stream:
         while data := os.read(stream.fileno(), 2**16):
             last += data
             del last[:-_LAST_BYTES]
             if forwards:
                 with suppress(OSError):
-                    os.write(2, data)
+                    os.write(2, safe_output(decoder.decode(data)).encode())
 
 
 def last_lines(data: bytes | bytearray) -> str:

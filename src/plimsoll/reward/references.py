@@ -22,6 +22,7 @@ from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.problems import Code, Problem, Section, invalid
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
+from plimsoll.config.secrets import mask_setting
 from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
 from plimsoll.reward.adapters import reward_function
@@ -193,19 +194,21 @@ def missing_key(judge: JudgeReward | HttpReward) -> bool:
     return judge.api_key is not None and not os.environ.get(judge.api_key)
 
 
+def _missing_key(section: str, judge: JudgeReward | HttpReward, what: str) -> Problem:
+    why = f"It names the environment variable of the {what}, which is not set here."
+    shown = mask_setting(judge.api_key or "")
+    return invalid(f"{section}.api_key", shown, why, "set the variable, or leave it out")
+
+
 def check_rewards(
     rewards: Mapping[str, Choice], environments: Mapping[str, EnvironmentConfig] = _NONE
 ) -> Iterator[Problem]:
     """Yield a problem for each reward that cannot be used here, or not with these environments."""
     for name, part in rewards.items():
         if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
-            why = "It names the environment variable of the judge's key, which is not set here."
-            fix = "set the variable, or leave it out"
-            yield invalid(f"rewards.{name}.judge.api_key", part.judge.api_key, why, fix)
+            yield _missing_key(f"rewards.{name}.judge", part.judge, "judge's key")
         if isinstance(part, RewardConfig) and part.http is not None and missing_key(part.http):
-            why = "It names the environment variable of the servers' token, which is not set here."
-            fix = "set the variable, or leave it out"
-            yield invalid(f"rewards.{name}.http.api_key", part.http.api_key, why, fix)
+            yield _missing_key(f"rewards.{name}.http", part.http, "servers' token")
         if not part.name:  # servers, or a judge
             continue
         try:

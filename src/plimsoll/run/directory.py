@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,9 +221,22 @@ class RunDirectory:
 
 
 def existing_run(path: Path) -> RunDirectory:
-    """Return the run directory at a path, for reading; raise ConfigError if it is no directory."""
+    """Return the run directory at a path, for reading.
+
+    Raises ConfigError if it is no directory, or if a link in it leads out of it: what is read of
+    somebody else's run would be a file of one's own, and stand in a report. Checkpoints, the final
+    model and TensorBoard's files may be elsewhere.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
+    home, elsewhere = path.resolve(), {"checkpoints", "model", "tensorboard"}
+    for item in chain(path.iterdir(), path.glob("trajectories/*"), path.glob("bad/*")):
+        inside = item.resolve().is_relative_to(home) or item.name in elsewhere
+        if item.is_symlink() and not inside:
+            raise ConfigError(
+                f"{item} is a link to {item.resolve()}, which is outside of the run directory. "
+                "Reports would show what is there. Put the file itself there, or remove the link."
+            )
     return RunDirectory(path)
 
 

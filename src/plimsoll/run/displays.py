@@ -25,6 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from plimsoll.run.console import terminal_of
 from plimsoll.run.output import silence, tell
 from plimsoll.run.responses import ResponseGroup, excerpt
 from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
@@ -39,7 +40,7 @@ LINE_EVERY = 100_000
 @contextmanager
 def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
     """Show a count of items during the block; yield the function that advances the count."""
-    if stream.isatty() and not (console := Console(file=stream)).is_dumb_terminal:
+    if console := terminal_of(stream):
         bar, advance = count_bar(what, total, console)
         with bar:
             yield advance
@@ -102,11 +103,8 @@ class Display(Protocol):
 
 def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
     """Return the display for a stream; `now` returns the current phase as text."""
-    # rich alone would also take FORCE_COLOR for a terminal, and write codes into log files.
-    if stream.isatty():
-        console = Console(file=stream)
-        if not console.is_dumb_terminal:
-            return LiveDisplay(console, now)
+    if console := terminal_of(stream):
+        return LiveDisplay(console, now)
     return PlainDisplay(write_lines_to(stream))
 
 

@@ -1,5 +1,8 @@
 """Write to standard streams and `run.log`, and read the logs of other processes.
 
+All that a command prints is made safe here (`safe_text`), whoever made the text: a terminal would
+execute control codes, and show text after marks of direction in another order.
+
 A standard stream may not be writable: its reader has ended (`plimsoll ... | head -1`), the disk is
 full, or the process started without the stream (`>&-`). `run.log` has the lines that a run shows
 on the console, each with the time.
@@ -11,13 +14,89 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO, cast
 
+from plimsoll.config.secrets import mask_secrets
+
 _STANDARD_ERROR = 2
+
+NOT_PLAIN = re.compile(r"[^\t\n -~]")
+"""Characters that are not plain ASCII; `safe_text` escapes some of them."""
+_SHOWN_AS_CODES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode's categories of control codes, format marks (such as changes of direction), surrogates
+and separators of lines and paragraphs."""
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""Colours and cursor movements of a terminal."""
+
+
+def safe_text(text: str) -> str:
+    r"""Return a text that is safe to print: control codes as `\\x1b`, and secrets as `***`.
+
+    Tabs and line ends stay.
+    """
+    return NOT_PLAIN.sub(_escape, mask_secrets(text))
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    plain = unicodedata.category(character) not in _SHOWN_AS_CODES
+    return character if plain else character.encode("unicode_escape").decode()
+
+
+def safe_output(text: str) -> str:
+    r"""Return what a library prints, made safe: without colours, and with a `\\r` at its beginning.
+
+    Progress bars begin so.
+    """
+    begin = "\r" if text[:1] == "\r" and text[1:2] != "\n" else ""
+    body = _COLOURS.sub("", text.removeprefix(begin).replace("\r\n", "\n"))
+    return begin + safe_text(body)
+
+
+class SafeStream:
+    """A text stream that makes what is written to it safe, also by libraries."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text, made safe, and return its length."""
+        self.stream.write(safe_output(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write the texts, made safe."""
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def beneath(stream: TextIO) -> TextIO:
+    """Return the stream that a safe stream writes to; another stream as it is."""
+    return stream.stream if isinstance(stream, SafeStream) else stream
+
+
+class Drawn(str):
+    """A text that a `Terminal` has drawn: what is in it is safe, and its colours are our own."""
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """During the block, make safe what this process writes to standard output and error."""
+    out, err = SafeStream(sys.stdout), SafeStream(sys.stderr)
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
+        yield
+
+
+def say(text: str) -> None:
+    """Print a message on standard error."""
+    print(safe_text(text), file=sys.stderr, flush=True)
 
 
 def open_missing() -> None:
@@ -46,16 +125,13 @@ def tell(line: str) -> None:
     A signal handler may call this even while it interrupts print().
     """
     try:
-        os.write(_STANDARD_ERROR, f"{line}\n".encode())
+        os.write(_STANDARD_ERROR, f"{safe_text(line)}\n".encode())
     except OSError:
         silence(_STANDARD_ERROR)
 
 
 MOST_BYTES = 10 * 2**20
 """Size in bytes at which a log is renamed to `NAME-older.log`, replacing the older file."""
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-"""Colours and cursor movements of a terminal."""
 
 
 class RunLog:
@@ -74,7 +150,7 @@ class RunLog:
     def add(self, text: str) -> None:
         """Append the lines of a text to the file, each after the current time."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        lines = _ESCAPES.sub("", text).rstrip("\n").split("\n")
+        lines = safe_output(text).rstrip("\n").split("\n")
         data = "".join(f"{now} {line}".rstrip() + "\n" for line in lines)
         with self._lock:
             if self._is_open:

@@ -1,12 +1,11 @@
 """Read sampled responses from a step's trajectory file, and choose some to show.
 
-Files of older versions are read, too. `escape_controls` makes texts safe for a terminal.
+Files of older versions are read, too.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,28 +16,17 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from plimsoll.run.output import safe_text
+
 _GAP = " ... "
-_SHOWN_AS_CODES = {"Cc", "Cf", "Cs"}
-"""Unicode's categories of control codes, format marks (such as changes of direction) and
-surrogates."""
-
-
-def escape_controls(text: str) -> str:
-    r"""Return a text with control codes escaped, such as `\\x1b`, except tabs and line ends.
-
-    A terminal would execute unescaped control codes.
-    """
-
-    def escaped(character: str) -> str:
-        plain = character in "\t\n" or unicodedata.category(character) not in _SHOWN_AS_CODES
-        return character if plain else character.encode("unicode_escape").decode()
-
-    return "".join(map(escaped, text))
 
 
 def excerpt(text: str, length: int) -> str:
-    """Return the beginning and the end of a text as one line of at most `length` characters."""
-    line = escape_controls(" ".join(text.split()))
+    """Return the beginning and the end of a text as one line of at most `length` characters.
+
+    They are counted as they are printed.
+    """
+    line = safe_text(" ".join(text.split()))
     if len(line) <= length:
         return line
     if length <= 2 * len(_GAP):
@@ -97,6 +85,11 @@ class SampledResponse:
     def all_pieces(self) -> tuple[ResponsePiece, ...]:
         """The pieces of the response; a response without turns has one piece."""
         return self.pieces or (ResponsePiece(self.response, "assistant"),)
+
+    @property
+    def whole_text(self) -> str:
+        """The texts of all pieces, joined."""
+        return "".join(piece.text for piece in self.all_pieces)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from threading import Thread
 from urllib.request import Request, urlopen
 
 from plimsoll.config.problems import Problem, invalid, refuse
-from plimsoll.config.run import RunConfig, mask_webhook
+from plimsoll.config.run import RunConfig
+from plimsoll.config.secrets import mask_setting, mask_url
 from plimsoll.errors import Interrupted
 from plimsoll.machine.faults import fault_point
 
@@ -40,7 +41,7 @@ def webhook_problems(config: RunConfig) -> Iterator[Problem]:
     if given is None:
         return
     url = _url(given)
-    shown, scheme = mask_webhook(given), (url or "").partition("://")[0]
+    shown, scheme = mask_setting(given), (url or "").partition("://")[0]
     if url is None:
         fix = f"Set the variable {shown} to the webhook's URL, or write the URL itself"
         yield invalid(_KEY, shown, "No environment variable has this name.", fix)
@@ -59,7 +60,7 @@ def _url(given: str) -> str | None:
 
 
 def _is_masked(url: str) -> bool:
-    return url == mask_webhook(url)
+    return url == mask_url(url)
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def notify_at_once(given: str, name: str, text: str) -> str:
     """
     url = _url(given)
     failure = "its variable is not set" if url is None else _post(url, f"{_named(name)}: {text}")
-    return f"warning: {_KEY}: {mask_webhook(given)} takes no message: {failure}" if failure else ""
+    return f"warning: {_KEY}: {mask_setting(given)} takes no message: {failure}" if failure else ""
 
 
 def _named(name: str) -> str:
@@ -151,7 +152,7 @@ class _Sender:
         if self._failure is not None and not self._has_noted:
             self._has_noted = True
             self._note(
-                f"warning: {_KEY}: {mask_webhook(self._url)} takes no messages: {self._failure}. "
+                f"warning: {_KEY}: {mask_url(self._url)} takes no messages: {self._failure}. "
                 "The run goes on without them; run.log has what they say."
             )
 
@@ -176,4 +177,4 @@ def _post(url: str, text: str) -> str | None:
         with urlopen(request, timeout=_TIME_LIMIT):
             return None
     except Exception as error:  # noqa: BLE001  no message is worth a run
-        return f"{type(error).__name__}: {error}".replace(url, mask_webhook(url))
+        return f"{type(error).__name__}: {error}".replace(url, mask_url(url))

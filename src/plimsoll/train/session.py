@@ -22,7 +22,6 @@ import xxhash
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
-from plimsoll.config.run import RunConfig, mask_webhook
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
@@ -320,7 +319,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         fault_point("controller.start")
         if mirror is not None:
             stack.enter_context(mirror.following(directory))
-        log.add(_first_line(run))
+        log.add(_first_line())
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _load_state(*latest) if latest else _NEW_RUN
@@ -377,11 +376,9 @@ def _tell_and_log(log: RunLog, text: str) -> None:
     log.add(text)
 
 
-def _first_line(run: RunConfig) -> str:
+def _first_line() -> str:
     """Return what the log says first: the version, the process and the command."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    if run.notify is not None:
-        command = command.replace(run.notify, mask_webhook(run.notify))
     process = f"process {os.getpid()} on {socket.gethostname()}"
     return f"Plimsoll {__version__}, {process}: {command}"
 

@@ -3,6 +3,7 @@ broken: an import that crashes, a driver that has a card."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +20,13 @@ from plimsoll.commands.doctor.machine import (
     TorchView,
     observe,
 )
-from plimsoll.commands.doctor.report import diagnose, refuse_wrong, report, table
+from plimsoll.commands.doctor.report import (
+    diagnose,
+    refuse_wrong,
+    render_findings,
+    report,
+    table,
+)
 from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError
 from plimsoll.interop.verifiers.venv import VerifiersInstall
@@ -29,6 +36,7 @@ from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import COMPILERS, LIBNUMA
 from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import FoundSandbox
+from plimsoll.run.console import Terminal
 
 MIB, GIB = 2**20, 2**30
 VERSIONS: Mapping[str, str | None] = {
@@ -334,8 +342,9 @@ def test_the_table_is_aligned_and_80_columns_wide() -> None:
 
 def test_colours_mark_the_state_alone() -> None:
     plain = table(diagnose(SOUND))
-    coloured = table(diagnose(SOUND), colour=True)
-    assert coloured[0].startswith("\033[32mok") and coloured[0].endswith("3.11.7")
+    terminal = Terminal(io.StringIO(), force_terminal=True, color_system="standard", no_color=False)
+    coloured = render_findings(diagnose(SOUND), terminal).splitlines()
+    assert coloured[0].startswith("\033[32mok\033[0m") and coloured[0].endswith("3.11.7")
     assert [line.replace("\033[32m", "").replace("\033[0m", "") for line in coloured] == plain
 
 

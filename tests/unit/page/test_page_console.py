@@ -21,7 +21,7 @@ def test_a_short_log_is_shown_whole_with_the_line_under_way(tmp_path: Path) -> N
     assert console(run) == {
         "bytes": log_bytes(run),
         "cut": False,
-        "lines": ["one", "", "red \\x1b[31m�", "under w"],
+        "lines": ["one", "", "red \x1b[31m�", "under w"],
     }
     log.write_text("")
     assert console(run)["lines"] == []

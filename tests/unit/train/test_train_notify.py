@@ -13,7 +13,8 @@ from threading import Event, Thread
 import pytest
 
 from plimsoll.commands.preflight import check_inputs
-from plimsoll.config.run import RunConfig, mask_webhook
+from plimsoll.config.run import RunConfig
+from plimsoll.config.secrets import mask_setting
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
@@ -162,7 +163,7 @@ def test_a_webhook_that_never_answers_holds_nobody_up(
     ],
 )
 def test_only_the_host_of_a_webhook_is_shown(url: str, masked: str) -> None:
-    assert mask_webhook(url) == masked == mask_webhook(masked)
+    assert mask_setting(url) == masked == mask_setting(masked)
     assert json.loads(run_config(url).model_dump_json())["notify"] == masked
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+from rich.text import Text
 
 from plimsoll.commands.doctor.machine import Machine, observe
 from plimsoll.commands.doctor.rules import MACHINE_RULES
 from plimsoll.config.problems import Problem, Severity, find
 from plimsoll.errors import PlimsollError
+from plimsoll.run.console import Terminal
 
 _WIDTH = 80
 _STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
-_COLOURS: Mapping[Severity, str] = {"ok": "32", "warning": "33", "error": "31"}
+_COLOURS: Mapping[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def examine(directory: str, address: str | None) -> list[Problem]:
@@ -32,12 +33,19 @@ def diagnose(machine: Machine) -> list[Problem]:
     return list(find(MACHINE_RULES, machine))
 
 
-def render_findings(findings: Sequence[Problem], as_json: bool) -> str:
-    """Return the findings as a table, coloured on a terminal, or as JSON."""
-    if as_json:
-        return json.dumps(report(findings), indent=2)
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return "\n".join(table(findings, colour=colour))
+def render_findings(findings: Sequence[Problem], terminal: Terminal | None) -> str:
+    """Return the findings as a table, which is coloured if there is a terminal."""
+    text = Text("\n".join(table(findings)))
+    if terminal is None:
+        return text.plain
+    for severity, state in _STATES.items():
+        text.highlight_regex(rf"(?m)^{state}\b", _COLOURS[severity])
+    return terminal.draw(text, soft_wrap=True)
+
+
+def findings_json(findings: Sequence[Problem]) -> str:
+    """Return the findings as the JSON text that --json prints."""
+    return json.dumps(report(findings), indent=2)
 
 
 def refuse_wrong(findings: Sequence[Problem]) -> None:
@@ -47,13 +55,13 @@ def refuse_wrong(findings: Sequence[Problem]) -> None:
         raise PlimsollError(f"this machine is not fit for runs: {', '.join(wrong)}.")
 
 
-def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
+def table(findings: Sequence[Problem]) -> list[str]:
     """Return the lines of a table of findings, the last with their counts.
 
     Lines have at most 80 columns, unless a word is longer.
     """
     names = max(len(finding.key) for finding in findings)
-    lines = [line for finding in findings for line in _lines(finding, names, colour)]
+    lines = [line for finding in findings for line in _lines(finding, names)]
     count = _counts(findings)
     return [*lines, "", f"{count['wrong']} wrong, {count['warn']} to look at, {count['ok']} ok"]
 
@@ -73,12 +81,10 @@ def _counts(findings: Sequence[Problem]) -> dict[str, int]:
     return {_STATES[severity]: by_severity[severity] for severity in ("error", "warning", "ok")}
 
 
-def _lines(finding: Problem, names: int, colour: bool) -> list[str]:
+def _lines(finding: Problem, names: int) -> list[str]:
     indent = " " * (names + 8)
     first = f"{_STATES[finding.severity]:<6}{finding.key:<{names}}  "
     lines = _wrap(finding.what, first, indent)
-    if colour:
-        lines[0] = f"\033[{_COLOURS[finding.severity]}m{lines[0][:6]}\033[0m{lines[0][6:]}"
     if finding.why:
         lines += _wrap(finding.why, indent, indent)
     if finding.fix:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.config.problems import Problem, invalid, refuse
+from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.interop.convert.absences import Absence, RemarkKind
 from plimsoll.interop.convert.foreign import Sourced
 from plimsoll.interop.convert.launch import Launch
@@ -153,7 +154,7 @@ def read_settings(
         try:
             values[setting.id] = value_of(setting, command, given.words)
         except ValueError as error:
-            text = " ".join(given.words or ()) or None
+            text = MASK if is_secret(given.name) else " ".join(given.words or ()) or None
             problems.append(invalid(given.name, text, str(error), remedy))
     refuse(problems)
     names = {setting.id: name for name, setting in settings.items()}

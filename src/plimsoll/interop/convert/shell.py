@@ -8,6 +8,7 @@ is reported. A branch that cannot run is skipped. A branch that may run is read.
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import os
 import re
@@ -24,6 +25,11 @@ from plimsoll.errors import ConfigError
 _BASH = Language(tree_sitter_bash.language())
 _DEEPEST = 20
 """The most nested levels of scripts and substitutions that are read."""
+_MOST_CHARACTERS = 1_000_000
+"""The most characters of a variable's value or of a word; variables may double themselves."""
+_LONGEST_NUMBER = 100
+_MOST_COMMANDS = 10_000
+"""The most commands that are read; scripts in variables may run each other."""
 _NAME = re.compile(r"\$?\{([A-Za-z_]\w*)\}|\$?([A-Za-z_]\w*)")
 _OPENING = ("'", '"', "${", "$(", "`", "<<")
 _CLOSING = (")", "))", "}", "`", '"')
@@ -88,6 +94,7 @@ class _Scope:
         values: Values of each variable; several for an array.
         fixed: Variables that assignments in the script do not change.
         unknown: Unknown parts of the words that are being read.
+        commands: Numbers the commands that were read.
         unknown_in: The unknown part of a variable's value, by the variable's name.
         ambiguous: Variables that may still have an earlier value.
     """
@@ -96,6 +103,7 @@ class _Scope:
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     unknown: dict[str, None] = field(default_factory=dict)
+    commands: Iterator[int] = field(default_factory=itertools.count)
     unknown_in: dict[str, str] = field(default_factory=dict)
     ambiguous: set[str] = field(default_factory=set)
 
@@ -204,6 +212,11 @@ def _run_all(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[E
 
 
 def _run_command(node: Node, scope: _Scope, certain: bool, depth: int) -> Iterator[Expanded]:
+    if next(scope.commands) == _MOST_COMMANDS:
+        raise ConfigError(
+            f"{scope.path}: it runs over {_MOST_COMMANDS:,} commands. Give the command itself "
+            "after `--`."
+        )
     assignments = [child for child in node.children if child.type == "variable_assignment"]
     prefix = [_assign(child, scope, certain) for child in assignments]
     scope.unknown.clear()
@@ -333,10 +346,26 @@ def _assign(node: Node, scope: _Scope, certain: bool) -> str:
     before = scope.values.get(name)
     if before is not None and any(child.type == "+=" for child in node.children):
         values = before + values if is_array else ("".join(before + values),)
+    _checked_size(values, scope, node)
     if before not in (None, values) and not certain:
         scope.ambiguous.add(name)
     scope.values[name] = values
     return text
+
+
+def _checked_size(texts: Sequence[str], scope: _Scope, node: Node) -> int:
+    """Return how many characters texts have, each counted as one more; ConfigError if too many."""
+    size = len(texts) + sum(map(len, texts))
+    if size > _MOST_CHARACTERS:
+        raise _too_large(scope, node)
+    return size
+
+
+def _too_large(scope: _Scope, node: Node) -> ConfigError:
+    return ConfigError(
+        f"{scope.path}:{node.start_point.row + 1}: expanded, this has over {_MOST_CHARACTERS:,} "
+        "characters, which is no command. Give the command itself after `--`."
+    )
 
 
 def _here_document(node: Node, scope: _Scope) -> str | None:
@@ -348,7 +377,9 @@ def _here_document(node: Node, scope: _Scope) -> str | None:
     starts = [_text(c) for c in redirect.children if c.type == "heredoc_start"]
     if any(mark in start for start in starts for mark in "'\"\\"):
         return _text(body)
-    text = "".join(t for piece in _within(body, scope, 0, "$`\\") for t in piece.texts)
+    texts = [t for piece in _within(body, scope, 0, "$`\\") for t in piece.texts]
+    _checked_size(texts, scope, body)
+    text = "".join(texts)
     tabs = any(c.type == "<<-" for c in redirect.children)
     return re.sub(r"(?m)^\t+", "", text) if tabs else text
 
@@ -357,7 +388,11 @@ def _fields(node: Node, scope: _Scope, depth: int = 0, split: bool = True) -> li
     """Return the words into which a word expands. `split` is False where bash does not split."""
     fields: list[str] = []
     current: str | None = None
+    size = 0
     for piece in _pieces(node, scope, depth):
+        size += _checked_size(piece.texts, scope, node)
+        if size > _MOST_CHARACTERS:
+            raise _too_large(scope, node)
         if not split or not (piece.splits or piece.array):
             words = [" ".join(piece.texts)]
         elif piece.splits:
@@ -430,8 +465,7 @@ def _expansion(node: Node, scope: _Scope, depth: int, escapable: str) -> Iterato
         yield _variable(node, scope, depth)
     elif node.type == "command_substitution":
         path = _path_of(node, scope) if depth < _DEEPEST else None
-        why = "a command, which is not run"
-        yield _Piece((_keep(text, scope, why) if path is None else path,), splits=True)
+        yield _Piece((_keep_command(text, scope) if path is None else path,), splits=True)
     elif node.type == "arithmetic_expansion":
         yield _Piece((_arithmetic(node, scope),), splits=True)
     else:
@@ -487,10 +521,19 @@ def _keep(source: str, scope: _Scope, why: str) -> str:
     return _Unread(source)
 
 
+def _keep_command(source: str, scope: _Scope) -> str:
+    """Return a command's text unchanged, and report its name: its words may be secrets."""
+    name = re.match(r"(\$\(|`)\s*[\w./-]*", source)
+    shown = f"{name[0]} ...{')' if name[1] == '$(' else '`'}" if name else "$(...)"
+    scope.unknown[f"{shown}: a command, which is not run"] = None
+    return _Unread(source)
+
+
 def _arithmetic(node: Node, scope: _Scope) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
-        return "".join(scope.values.get(name, (name,)))
+        held = "".join(scope.values.get(name, (name,)))
+        return held if len(held) <= _LONGEST_NUMBER else name
 
     known = _NAME.sub(value, _text(node).strip()[3:-2])
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.interop.convert.absences import Absence
 
 
@@ -98,7 +99,6 @@ class Setting:
         reader: How words are converted to a value.
         default: Takes a command; returns the trainer's default.
         older: Earlier names.
-        secret: Whether the value is never shown.
         empty: Whether the setting may be null although its default is not.
         absent: Why the setting has no counterpart; None if it has one.
     """
@@ -108,7 +108,6 @@ class Setting:
     reader: ValueReader
     default: Callable[[str], object] = field(default=lambda command: None)
     older: tuple[str, ...] = ()
-    secret: bool = False
     empty: bool = False
     absent: Absence | None = None
 
@@ -210,7 +209,9 @@ def split_flags(words: Sequence[str]) -> tuple[list[Typed], list[Problem]]:
 
 
 def join_words(start: str, words: Sequence[str]) -> str:
-    """Return `start` and the words as one line, with the words quoted for a shell."""
+    """Return a name and its words as one line, quoted for a shell; `***` if they are secret."""
+    if is_secret(start):
+        return f"{start} {MASK}"
     quoted = (shlex.quote(word) if word.isprintable() else repr(word) for word in words)
     return " ".join([start, *quoted])
 

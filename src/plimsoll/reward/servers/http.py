@@ -19,6 +19,7 @@ import httpx
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.reward import HttpReward
+from plimsoll.config.secrets import mask_setting
 from plimsoll.errors import ConfigError
 from plimsoll.machine.faults import await_fault_point
 from plimsoll.records import Trajectory
@@ -154,8 +155,8 @@ def bearer(variable: str | None) -> dict[str, str]:
         return {}
     if not (key := os.environ.get(variable)):
         raise ConfigError(
-            f"the environment variable {variable} should hold the key of the servers, and is not "
-            f"set. Set it, or leave api_key out."
+            f"the environment variable {mask_setting(variable)} should hold the key of the "
+            f"servers, and is not set. Set it, or leave api_key out."
         )
     return {"Authorization": f"Bearer {key}"}
 

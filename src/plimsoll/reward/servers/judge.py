@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from plimsoll.config.reward import JudgeReward
+from plimsoll.config.secrets import mask_setting
 from plimsoll.errors import ConfigError
 from plimsoll.process.patterns import PatternTooSlow, last_group
 from plimsoll.process.threads import in_thread
@@ -95,10 +96,11 @@ class Judge:
 
 
 def _key(settings: JudgeReward) -> str:
-    if settings.api_key is None or missing_key(settings):
+    assert settings.api_key is not None
+    if missing_key(settings):
         raise ConfigError(
-            f"the environment variable {settings.api_key} should hold the key of the judge at "
-            f"{settings.url}, and is not set. Set it, or leave api_key out."
+            f"the environment variable {mask_setting(settings.api_key)} should hold the key of "
+            f"the judge at {settings.url}, and is not set. Set it, or leave api_key out."
         )
     return os.environ[settings.api_key]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.interop.convert.foreign import ForeignRun, SamplingSettings
@@ -32,7 +33,6 @@ from plimsoll.interop.convert.options import Assignment, Options, Remark, read_s
 from plimsoll.interop.convert.values import Setting, Typed, join_words, split_flags
 from plimsoll.interop.convert.writer import Converted, differences, write_config
 
-_HIDDEN = "..."
 _REFUSED = {
     "serve_rm": "It trains nothing. `plimsoll serve-reward CONFIG` serves a reward model",
     "batch_inference": "It trains nothing. `plimsoll sample CONFIG` samples and scores, `plimsoll "
@@ -127,7 +127,7 @@ def _assignments(command: str, version: Version, typed: Sequence[Typed]) -> Iter
         flag, _ = _match(command, version, option.name)
         if flag is not None:
             name, words = f"--{option.name}", option.words
-            text = join_words(name, [_HIDDEN] if flag.secret else words)
+            text = join_words(name, words)
             yield Assignment(name, words, text, _setting(flag, command, version))
 
 
@@ -158,7 +158,7 @@ def _unknown(command: str, typed: Sequence[Typed], versions: Versions) -> Iterat
     for option in typed:
         flag, possible = _match(command, versions.last, option.name)
         if flag is None:
-            value = " ".join(map(shlex.quote, option.words)) or None
+            value = MASK if is_secret(option.name) else shlex.join(option.words) or None
             why, fix = _explain_unknown(command, versions, option.name, possible)
             yield invalid(f"--{option.name}", value, why, fix)
 

@@ -77,7 +77,6 @@ class VersionedFlag:
         reader: How words are converted to a value.
         default: Takes a command and a version; returns the parser's default.
         absent: Why the flag has no counterpart; None if it has one.
-        secret: Whether the value is never shown.
     """
 
     flat: str | None
@@ -86,7 +85,6 @@ class VersionedFlag:
     reader: ValueReader = WORDS
     default: Default = field(default=lambda command, version: None)
     absent: Absence | None = None
-    secret: bool = False
 
     @property
     def id(self) -> str:

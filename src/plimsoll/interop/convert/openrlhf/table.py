@@ -291,7 +291,7 @@ _RUN = (
     VersionedFlag("save_steps", "ckpt.save_steps", _ALL, WHOLE, always(-1)),
     VersionedFlag("max_ckpt_num", "ckpt.max_num", _ALL, COUNT, always(3)),
     VersionedFlag("load_checkpoint", "ckpt.load_enable", _ALL, SWITCH),
-    VersionedFlag("use_wandb", "logger.wandb.key", _ALL, TEXT, secret=True),
+    VersionedFlag("use_wandb", "logger.wandb.key", _ALL, TEXT),
     VersionedFlag("wandb_project", "logger.wandb.project", _ALL, TEXT, by_command("openrlhf_train_dpo", ppo="openrlhf_train_ppo", sft="openrlhf_train_sft", kd="openrlhf_train_sft", rm="openrlhf_train_rm")),
 )
 

@@ -103,8 +103,6 @@ def _assignment(command: str, option: Typed) -> Assignment:
         if len(begun) != 1:
             return Assignment(name, words, text, None, _explain_unknown(command, option.name))
         [setting] = begun.values()
-    if setting.secret:
-        text = f"{name} ..."
     return Assignment(name, None if option.words[:1] in _NULLS else words, text, setting)
 
 

@@ -6,8 +6,6 @@ TrainingArguments (5.23).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from plimsoll.interop.convert import absences as why
 from plimsoll.interop.convert.absences import Absence
 from plimsoll.interop.convert.values import (
@@ -59,7 +57,7 @@ _ABSENT: tuple[Setting, ...] = (
     *absent(why.OTHER_METHOD, _WITH_REFERENCE, "ref_model_mixup_alpha ref_model_sync_steps"),
     *absent(why.OTHER_METHOD, "dpo", "f_alpha_divergence_coef discopop_tau"),
     *absent(why.OTHER_METHOD, "grpo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"),
-    *(replace(token, secret=True) for token in absent(why.UNASKED, _ALL, "hub_token")),
+    *absent(why.UNASKED, _ALL, "hub_token"),
     *absent(why.UPLOADS, _ALL, "push_to_hub hub_always_push hub_private_repo", BOOL, False),
     *absent(why.NAMED, _ALL, "hub_revision hub_strategy hub_model_id log_completions_hub_repo"),
     *absent(why.MODEL_FILES.unless("main"), _ALL, "model_revision", TEXT, "main"),

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.config.yaml_tree import read_value as read_yaml
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError
@@ -77,6 +78,8 @@ def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str,
 
 def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignment:
     text = f"{name}={value}"
+    if is_secret(name) or "env_vars" in text:
+        text = f"{name}={MASK}"
     setting = known.get(name) or _of_family(name)
     if setting is None:
         return Assignment(name, None, join_words("", [text]).strip(), None, _unknown(known, name))
