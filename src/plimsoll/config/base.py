@@ -7,7 +7,16 @@ from functools import cache
 from os.path import expanduser
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
+
+from plimsoll.config.secrets import mask_setting
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -22,6 +31,9 @@ FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
 """A share of wrong labels: at a half, labels say nothing."""
 WrittenPath = Annotated[str, AfterValidator(expanduser)]
 """A place on the disk, where `~` is the home directory; or else a name on the hub."""
+
+Secret = Annotated[str, PlainSerializer(mask_setting, when_used="json")]
+"""A URL that is a secret, or a variable's name: what is written of a config has the URL masked."""
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"

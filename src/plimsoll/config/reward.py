@@ -10,10 +10,10 @@ from plimsoll.config.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Secret,
     Settings,
 )
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.secrets import Secret
 
 
 class HttpReward(Settings):

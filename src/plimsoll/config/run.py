@@ -15,11 +15,11 @@ from plimsoll.config.base import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    Secret,
     Settings,
     WrittenPath,
 )
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.secrets import Secret
 
 
 class SftBatch(Settings):

@@ -1,18 +1,15 @@
 """What is secret: the one list, by name and by value.
 
-Whatever is printed goes through `mask_secrets`, and so do pages; a config is written with its
-secrets masked (`Secret`). Texts of sampled responses may be long and hostile: each pattern here
-takes linear time.
+Whatever is printed goes through `mask_secrets`, and so do the pages of plans. A config is written
+with its secrets masked (`Secret` in base.py). Texts of responses may be long and hostile: each
+pattern here takes linear time.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Annotated
 from urllib.parse import urlsplit
-
-from pydantic import PlainSerializer
 
 MASK = "***"
 
@@ -67,10 +64,6 @@ def mask_setting(value: str) -> str:
     """Return the value of a key that holds a URL or names a variable, without what is secret."""
     is_variable = re.fullmatch("[A-Z_][A-Z0-9_]*", value) or value in os.environ
     return mask_url(value) if "://" in value else value if is_variable else MASK
-
-
-Secret = Annotated[str, PlainSerializer(mask_setting, when_used="json")]
-"""A URL that is a secret, or a variable's name: what is written of a config has the URL masked."""
 
 
 def mask_urls(text: str) -> str:
