@@ -523,8 +523,7 @@ def _keep(source: str, scope: _Scope, why: str) -> str:
 
 def _keep_command(source: str, scope: _Scope) -> str:
     """Return a command's text unchanged, and report its name: its words may be secrets."""
-    name = re.match(r"(\$\(|`)\s*[\w./-]*", source)
-    shown = f"{name[0]} ...{')' if name[1] == '$(' else '`'}" if name else "$(...)"
+    shown = re.sub(r"(?<=\S)\s+\S.*(?=[)`])", " ...", source.strip(), count=1, flags=re.DOTALL)
     scope.unknown[f"{shown}: a command, which is not run"] = None
     return _Unread(source)
 

@@ -87,7 +87,8 @@ def test_unknown_variables_stay_and_are_named() -> None:
     assert [text.partition(": ")[0] for text in command.unknown] == [
         "$(hostname)",
         "$NOWHERE",
-        *stays,
+        "$(date ...)",
+        *stays[1:],
     ]
     [command] = script_commands(script, "run.sh", {"H": "h", "NOWHERE": "n"})
     assert command.words[:3] == ("a", "h/x", "n")
@@ -167,3 +168,29 @@ def test_launches(tmp_path: Path) -> None:
     ]
     assert launches[0].arguments == ("--x", "1") and launches[0].started_by == "deepspeed"
     assert find_launches(["python", "train.py"], PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=(x x)\n" + "A=(${A[@]} ${A[@]})\n" * 50 + "run ${A[@]}",
+        "A=(x)\n" + 'A+=("${A[@]}")\n' * 50 + "run",
+        "A=xx\n" + 'A="$A$A"\n' * 50 + "run $A",
+        "A=xx\n" + "A+=$A\n" * 50 + "run $A",
+        "A=xx\n" + "read A <<END\n$A$A\nEND\n" * 50 + "run",
+        f"A={'x' * 9999}\nrun {'$A' * 9999}",
+    ],
+    ids=["array", "appended", "text", "appended-text", "document", "word"],
+)
+def test_variables_that_double_are_refused_at_their_line(script: str) -> None:
+    with pytest.raises(ConfigError, match=r"^run\.sh:\d+: expanded, this has over 1,000,000"):
+        script_commands(script, "run.sh", {})
+
+
+def test_scripts_in_variables_run_each_other_up_to_a_limit() -> None:
+    lines = [
+        "A0='run x'",
+        *(f'A{i}=\'bash -c "$A{i - 1}"; bash -c "$A{i - 1}"\'' for i in range(1, 19)),
+    ]
+    with pytest.raises(ConfigError, match=r"^run\.sh: it runs over 10,000 commands"):
+        script_commands("\n".join([*lines, 'bash -c "$A18"']), "run.sh", {})
