@@ -102,7 +102,10 @@ def _round(
             return
         if output.device not in generators:
             generators[output.device] = torch.Generator(output.device).manual_seed(0)
-        for piece in output.view(-1).split(_PIECE):
+        # Along the longest dimension, since an output may be transposed.
+        longest = max(range(output.dim()), key=output.size)
+        rows = max(1, _PIECE * output.size(longest) // max(1, output.numel()))
+        for piece in output.split(rows, longest):
             noise = torch.empty_like(piece)
             noise.uniform_(-size, size, generator=generators[output.device])
             piece.addcmul_(piece, noise)

@@ -27,7 +27,7 @@ from plimsoll.records import Sample
 
 RNG = np.random.default_rng(0)
 ROWS = [Sample(RNG.integers(0, 15, n), np.arange(n) >= 1) for n in (9, 17, 5)]
-FAMILIES: tuple[tuple[Family, bool], ...] = (("qwen2", True), ("llama", False), ("gemma2", True))
+FAMILIES: tuple[tuple[Family, bool], ...] = (("qwen2", True), ("llama", False), ("gemma3", True))
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda pair: pair[0])
