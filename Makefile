@@ -7,6 +7,7 @@
 #   make test-all every combination, too: what is marked `slow`, and 2,000 examples of five seeds
 #                 for each property
 #   make test-card the code for cards, on a card made of host memory; a part of `make test`
+#   make test-liger Liger's kernels, which Triton interprets; a part of `make test`, too
 #   make test-gpu what only a card can show, on this machine's first one (with BACKEND=gpu)
 #   make lint     ruff, import rules and types over everything
 #   make bench    the benchmarks
@@ -33,7 +34,7 @@ unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
 # Tests start hundreds of processes; without it each compiles the source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-all test-card test-gpu lint bench docs setup lock audit clean
+.PHONY: demo quick test test-all test-card test-liger test-gpu lint bench docs setup lock audit clean
 
 demo: setup
 	$(BIN)/plimsoll demo
@@ -53,8 +54,9 @@ test-all: PROPERTIES = for seed in 1 2 3 4 5; do $(BIN)/python -m pytest -q $(WO
 test test-all: setup
 	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
 	  "make BACKEND=cpu $@, in another clone to keep this one; or make test-gpu"; exit 1; }
-	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" $(THEN)
+	$(BIN)/python -m pytest $(WORKERS) -m "not alone and not card $(CHOSEN)" $(THEN)
 	$(MAKE) test-card CHOSEN="$(CHOSEN)"
+	$(MAKE) test-liger
 	$(PROPERTIES)
 
 # In processes of its own, since the card's library must be loaded before torch.
@@ -62,6 +64,16 @@ test-card: setup
 	env -u CUDA_VISIBLE_DEVICES PYTHONPATH=$(CURDIR)/tests/fakes/card/every_process OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest $(WORKERS) -p fakecard.plugin -m "(gpu or card) and not kernels $(CHOSEN)" \
 	  tests/card tests/integration/test_gpu_sync.py tests/unit/machine tests/unit/model
+
+# Triton interprets Liger's kernels, in a folder of its own, as vLLM's CPU build is not to find Triton.
+# What goes to stderr is nanobind's list of what Triton leaks.
+LIGER := .venv/liger
+test-liger: $(LIGER)
+	PYTHONPATH=$(LIGER) TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS) tests/unit/model/test_model_liger.py 2>/dev/null
+$(LIGER): setup
+	rm -rf $@ $@.part
+	$(PIP) --no-deps --target $@.part triton==3.9.0 liger-kernel==0.8.5
+	mv $@.part $@
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -25,6 +26,14 @@ def pytest_collection_finish() -> None:
     """Have the garbage collector leave out the modules and tests, which stay until the end."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line each why tests were left out, and what changes it."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} left out: {reason}")
 
 
 @pytest.fixture(autouse=True, scope="module")

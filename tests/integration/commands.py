@@ -51,6 +51,8 @@ SFT: dict[str, Any] = {
     },
 }
 
+REHEARSED_ELSEWHERE = {"rehearse": False}
+"""Of most runs here: a rehearsal takes 2 s, by vLLM on Ray 10, and has tests of its own."""
 PPO: dict[str, Any] = {
     "run": {"directory": "ppo", "steps": 12, "save_every": 5, "eval_every": 6},
     "cluster": {"where": "local", "threads": 1},
@@ -64,7 +66,7 @@ PPO: dict[str, Any] = {
     "actor": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
     "critic": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
     "rewards": {"answer": {"name": "exact_match"}, "length": {"name": "length", "weight": 0.1}},
-    "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 8}},
+    "rollout": {"transformers": {}, "sampling": {"max_new_tokens": 8}, "sync": REHEARSED_ELSEWHERE},
     "algorithm": {
         "mini_batches": 2,
         "epochs": 2,
@@ -84,7 +86,7 @@ GRPO: dict[str, Any] = {
         "model": {"path": "model", "dtype": "float32"},
         "optimizer": {"learning_rate": 0.002},
     },
-    "rollout": {"transformers": {}, "dtype": "float32"},
+    "rollout": {"transformers": {}, "dtype": "float32", "sync": REHEARSED_ELSEWHERE},
 }
 """Without run, batch and sampling, and what rewards."""
 VLLM: dict[str, Any] = {"vllm": {"cpu_kv_cache_gib": 0.25}, "transformers": None}

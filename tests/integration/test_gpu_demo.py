@@ -15,7 +15,9 @@ from plimsoll.run.ledger import read_ledger
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+    ),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray"),
     pytest.mark.skipif(installed_version("vllm") is None, reason="needs vLLM's build for GPUs"),
 ]

@@ -57,7 +57,9 @@ from plimsoll.run.readings import CardReading
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+    ),
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed"),
 ]
 needs_bitsandbytes = pytest.mark.skipif(

@@ -18,7 +18,9 @@ from plimsoll.run.json_lines import read_rows
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+    ),
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed"),
 ]
 needs_vllm = pytest.mark.skipif(

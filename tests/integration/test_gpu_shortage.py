@@ -16,7 +16,9 @@ from plimsoll.engine.process_group import Place
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+    ),
 ]
 
 BATCHES = tuple(make_batch([500] * 64, seed) for seed in (1, 2))

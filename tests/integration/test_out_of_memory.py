@@ -134,7 +134,13 @@ def weights(home: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "cluster", [{}, pytest.param({"where": "ray", "ranks": 2}, marks=pytest.mark.engine)]
+    "cluster",
+    [
+        {},
+        pytest.param(
+            {"where": "ray", "ranks": 2}, marks=[pytest.mark.engine, pytest.mark.slow]
+        ),  # test_engine_shortage.py has ranks without Ray
+    ],
 )
 def test_training_goes_on_with_smaller_micro_batches(
     tmp_path: Path, cluster: dict[str, Any]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from choice import slow
 from commands import metrics, run, run_here
 from peft import PeftModel
 from real_cases import (
@@ -101,6 +102,7 @@ def test_an_export_is_the_saved_model(home: Path, sft: Path, smollm2: Path) -> N
         assert (directory / "chat_template.jinja").read_text() == template
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_whole_one(home: Path, sft: Path) -> None:
     shutil.copytree(sft, home / "resumed", copy_function=_link_weights)
     shutil.rmtree(home / "resumed" / "model")
@@ -142,6 +144,7 @@ def test_dpo_starts_from_its_reference_by_plain_transformers(
     assert row["eval/accuracy"] == (last > 0).float().mean().item()
 
 
+@pytest.mark.slow
 def test_kto_weighs_responses_as_plain_transformers_does(
     home: Path, sft: Path, smollm2: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_kto_weighs_responses_as_plain_transformers_does(
     assert row["loss"] == pytest.approx(1 - torch.sigmoid(BETA * gains).mean().item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_reward_model_that_is_saved_scores_as_the_evaluation(home: Path, smollm2: Path) -> None:
     [row] = train(home, "rm", base_config("rm", smollm2, PAIRS, {"pairs": len(ANSWERS)}))
     scorer = AutoModelForSequenceClassification.from_pretrained(
@@ -201,7 +205,7 @@ def plain_base(smollm2: Path, quantization: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
+@pytest.mark.parametrize("quantization", [slow("none"), "nf4"])
 def test_an_adapter_beside_its_base_and_merged(
     home: Path, smollm2: Path, quantization: str
 ) -> None:

@@ -92,7 +92,7 @@ def test_grpo_learns_as_plain_transformers_does(home: Path, smollm2: Path) -> No
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("quantization", "way"), [("none", "separate"), slow("nf4", "merged")])
+@pytest.mark.parametrize(("quantization", "way"), [slow("none", "separate"), slow("nf4", "merged")])
 def test_ppo_on_ray_samples_with_the_weights_that_it_learned(
     home: Path, smollm2: Path, quantization: str, way: str, shared_ray: tuple[str, ...]
 ) -> None:

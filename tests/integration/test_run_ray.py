@@ -50,7 +50,7 @@ def divided_ppo() -> dict[str, Any]:
     config = copy.deepcopy(PPO)
     config["run"] |= {"steps": STEPS, "save_every": 2, "eval_every": 3}
     config["cluster"] |= {"where": "ray", "ranks": 2}
-    config["rollout"] |= VLLM | {"engines": 2}
+    config["rollout"] |= VLLM | {"engines": 2, "sync": {"rehearse": True}}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
     config["algorithm"]["policy_loss"] = {"name": "own_loss.py:loss"}

@@ -100,7 +100,9 @@ expand_segments(True)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 @pytest.mark.parametrize(
     ("own", "kinds"), [({}, "[True, False]"), ({FIRST: "max_split_size_mb:64"}, "[False, False]")]
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.machine import new_cgroup
 from plimsoll.machine.new_cgroup import make_cgroup, remove_cgroup
 
 FILES = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs")
@@ -31,7 +30,7 @@ def test_limits_stand_beside_the_cgroup_of_the_run(
         for name in FILES:
             (folder / name).write_text("")
 
-    monkeypatch.setattr(new_cgroup.Path, "mkdir", make)
+    monkeypatch.setattr(Path, "mkdir", make)
     folder = make_cgroup(2**30, 64, [17], root.parent / "membership", root)
     assert folder is not None and folder.parent == root / "user"
     written = [(folder / name).read_text() for name in FILES]

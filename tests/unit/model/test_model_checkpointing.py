@@ -221,7 +221,9 @@ def test_layers_that_cannot_be_set_one_by_one_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 def test_layer_inputs_leave_the_card(tmp_path: Path) -> None:
     """After the forward pass the card holds less by the inputs of all layers but one at most."""
     path = written(tmp_path / "model", "qwen2")

@@ -48,7 +48,9 @@ def test_repeated_keys_change_nothing(groups: int, masked: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.kernels
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 def test_a_card_writes_no_scores_of_grouped_heads_in_fp32() -> None:
     query, key, value = sequence(8, 2, 4096, "cuda")
     scores = 4 * 8 * 4096**2

@@ -58,7 +58,9 @@ def test_tensors_of_a_cpu_stay_where_they_are() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 def test_gradients_of_micro_batches_that_the_host_is_ahead_of(tmp_path: Path) -> None:
     """They are those of inputs that stay, and no block of host memory is added meanwhile."""
     card = torch.device("cuda")

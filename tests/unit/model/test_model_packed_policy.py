@@ -204,7 +204,9 @@ def test_names_of_tied_and_untied_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 @pytest.mark.parametrize("window", [None, 4])
 def test_varlen_agrees_with_sdpa_on_cuda(window: int | None, tmp_path: Path) -> None:
     path = write(tmp_path / "model", tiny_config("mistral", True, **SMALL, window=window))

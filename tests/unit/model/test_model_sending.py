@@ -125,7 +125,9 @@ def test_a_stream_crosses_with_its_pack(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 def test_a_pack_reaches_a_card_in_one_copy_and_the_host_does_not_wait() -> None:
     pack, card = a_pack(), torch.device("cuda")
     torch.zeros(1, device=card)  # CUDA's own start
@@ -152,7 +154,9 @@ def test_a_pack_reaches_a_card_in_one_copy_and_the_host_does_not_wait() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 def test_what_is_kept_on_the_host_comes_back_and_the_host_does_not_wait() -> None:
     card = torch.device("cuda")
     states = torch.randn(512, 256, device=card)

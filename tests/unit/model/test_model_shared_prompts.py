@@ -183,7 +183,9 @@ def test_the_inputs_of_the_kernel_for_cards(window: int | None, tmp_path: Path) 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("attention", ["varlen", "sdpa"])
 def test_sharing_changes_nothing_on_cuda(

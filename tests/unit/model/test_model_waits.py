@@ -189,7 +189,9 @@ def refusing_waits() -> Iterator[None]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("family", "window", "dtype", "attention"),
@@ -216,7 +218,9 @@ def test_the_host_does_not_wait_in_a_forward_and_backward_pass(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_host_does_not_wait_between_the_micro_batches_of_a_step(
     name: str, tmp_path: Path
