@@ -35,7 +35,7 @@ _MADE: dict[str, Any] = {
     )
 }
 """The further types whose values are made again from the arguments that pickle would keep."""
-_PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+_PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
 _ARRAYS = "biufcU"  # numpy's kinds of elements that hold no Python objects
 _JUDGE = "judge"
 """The module that the classes of assertions are in."""
@@ -136,7 +136,10 @@ class Peer:
             return ["ellipsis", None]
         if kind is Remote and _peer_of(value) is self:
             return ["yours", _number_of(value)]
-        if kind.__module__ == "numpy" and getattr(getattr(value, "dtype", 0), "kind", 0) in _ARRAYS:
+        if (
+            kind.__module__ == "numpy"
+            and str(getattr(getattr(value, "dtype", None), "kind", "O")) in _ARRAYS
+        ):
             return ["array", [value.dtype.str, self._pack(value.tolist())]]
         if kind is ModuleType:
             return ["module", value.__name__]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from plimsoll.process.system_calls import filter_system_calls
+from plimsoll.process.system_calls import make_filter
 
 _OUTPUT_BYTES = 4 * 1024**2
 _ANSWER_BYTES = 7 * 1024**2
@@ -41,6 +41,7 @@ def open_program(setup: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]
     """
     site.setquit()  # programs call exit()
     _set_dumpable(False)
+    setup["filter"] = make_filter() if setup["is_filtered"] else lambda: None
 
     def answer(case: dict[str, Any]) -> list[str]:
         return _check(setup, case["check"]) if "check" in case else _run(setup, case)
@@ -92,7 +93,7 @@ def _fork(
     The function ends the fork with code 0 if it succeeds.
 
     Args:
-        setup: The limits, as programs.py sends them.
+        setup: The limits, as programs.py sends them, and the filter of system calls.
         files: The fork's files 0, 1, ...; None is /dev/null.
         function: What the fork does.
     """
@@ -101,8 +102,7 @@ def _fork(
         try:
             _keep_files(files)
             _limit(math.ceil(setup["seconds"]), setup["memory_bytes"])
-            if setup["is_filtered"]:
-                filter_system_calls()
+            setup["filter"]()
             function()
         finally:
             os._exit(1)

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Callable
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """For each machine its column in the tables below, and its AUDIT_ARCH (linux/audit.h)."""
@@ -64,22 +65,27 @@ def is_filtered(machine: str = os.uname().machine) -> bool:
     return machine in _ARCHITECTURES
 
 
-def filter_system_calls() -> None:
-    """Install the filter in this process, for it and all that it starts.
+def make_filter() -> Callable[[], None]:
+    """Return a function that installs the filter in its process, for it and all that it starts.
 
-    Raises OSError if the kernel has no filters.
+    The function raises OSError if the kernel has no filters.
     """
     program = _compile(os.uname().machine)
     libc = ctypes.CDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(program, len(program))
     packed = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     description = ctypes.create_string_buffer(packed, len(packed))
-    for words in (
-        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-        (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(description), 0, 0),
-    ):
-        if libc.prctl(*map(ctypes.c_ulong, words)):
-            raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
+
+    def install() -> None:
+        _ = code  # kept, since the description has its address alone
+        for words in (
+            (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+            (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(description), 0, 0),
+        ):
+            if libc.prctl(*map(ctypes.c_ulong, words)):
+                raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
+
+    return install
 
 
 def _compile(machine: str) -> bytes:
