@@ -167,7 +167,7 @@ AS_URLS_SAY = {"Authorization": f"Basic {b64encode(b'any:word').decode()}"}
 """As `http://any:word@host` is sent, which callers write that take nothing but a URL."""
 
 
-def served(host: str = "127.0.0.1", url: str = LOCAL) -> httpx.Client:
+def served(host: str = "127.0.0.1", url: str = LOCAL) -> testclient.TestClient:
     return testclient.TestClient(_app({"/r": score}, Guard("word", host)), url)
 
 
@@ -187,7 +187,7 @@ def served(host: str = "127.0.0.1", url: str = LOCAL) -> httpx.Client:
     ids=range(18),
 )
 def test_who_is_answered_by_the_reward_server(headers: dict[str, str], status: int) -> None:
-    given = {name: value.encode() for name, value in (JSON_TYPE | headers).items()}
+    given = [(name.encode(), value.encode()) for name, value in (JSON_TYPE | headers).items()]
     reply = served().post("/r", content=b'{"query": ["a"]}', headers=given)
     assert reply.status_code == status, reply.text
 
