@@ -139,7 +139,7 @@ def _prepare(words: list[str], debug: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isinstance(sys.stdout, TextIOWrapper):  # show characters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.excepthook = partial(_show_unexpected, debug)
+    sys.excepthook = partial(_show_unexpected, debug=debug)
 
 
 def _leave_launcher() -> None:
@@ -237,7 +237,11 @@ def _without_utf8(error: UnicodeEncodeError) -> str:
 
 
 def _show_unexpected(
-    debug: bool, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    *,
+    debug: bool = False,
 ) -> None:
     """Print an error that has no handler (Python then ends with exit code 1)."""
     if debug:

@@ -234,11 +234,10 @@ def _tokenizer(file: Path, trusted: bool) -> PreTrainedTokenizerBase:
     from plimsoll.commands.run_config import refuse_code  # most who read rollouts need neither
     from plimsoll.model.load import load_tokenizer
 
-    actor = read_tree_of(str(config), []).values.get("actor")
-    only_model = {"actor": {"model": value_at(actor, ("model",)) or {}}}
+    values = value_at(read_tree_of(str(config), []).values, ("actor", "model")) or {}
     if not trusted:
-        refuse_code(str(config), Tree(only_model, {}))
-    model = validate(ModelConfig, Tree(only_model["actor"]["model"], {}))
+        refuse_code(str(config), Tree({"actor": {"model": values}}, {}))
+    model = validate(ModelConfig, Tree(values, {}))
     return load_tokenizer(model.path, model.trust_remote_code)
 
 
