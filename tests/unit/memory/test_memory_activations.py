@@ -444,4 +444,5 @@ def test_checkpoints_and_adapters_save_memory(name: str, tokens: int) -> None:
     least, *others = (sum(_bytes(kind, work, name).values()) for kind in kinds)
     assert all(least <= other <= full for other in others)
     adapted = sum(_bytes(replace(FULL, adapter=adapter), work, name).values())
-    assert adapted <= full * (1 + 1e-5)  # of phi-2 at some lengths it saves no more than it keeps
+    inner = 2 * 8 * tokens * sum(linear.count for linear in read_shape(name).linears)
+    assert adapted <= full + inner  # what it keeps of its own; of phi-2 it saves little beside
