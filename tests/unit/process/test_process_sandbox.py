@@ -19,7 +19,7 @@ from plimsoll.process.bubblewrap import bubblewraps
 from plimsoll.process.programs import ProgramBounds, find_sandbox, run_program
 
 works = pytest.mark.skipif(bool(find_sandbox().trouble), reason=find_sandbox().trouble)
-BOUNDS = ProgramBounds(seconds=5.0, total_seconds=120.0, memory_bytes=2**28)
+BOUNDS = ProgramBounds(seconds=30.0, total_seconds=300.0, memory_bytes=2**28)
 
 PRELUDE = """
 import ctypes, errno, os, platform, socket
