@@ -20,13 +20,14 @@ from plimsoll.data.loading import (
     CheckedRow,
     CountRows,
     Loaded,
+    Unrendered,
     ignore_rows,
     load_rows,
     run_for_field,
     source_name,
 )
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.pieces import Messages, TextPiece, mark_unlearned, prompt_number, readable_text
+from plimsoll.data.pieces import mark_unlearned, prompt_number, readable_text
 from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.rows import (
     answer_of,
@@ -42,11 +43,9 @@ from plimsoll.data.rows import (
     reference_of,
     turns_field,
 )
-from plimsoll.data.steps import labels_of, step_pieces, steps_of
-from plimsoll.data.template import Template
+from plimsoll.data.steps import labels_of, step_parts, step_pieces, steps_of
+from plimsoll.data.template import Draft, Template
 from plimsoll.data.tokenize import Tokenized
-from plimsoll.data.written import check_written
-from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.counting import plural
 
@@ -82,12 +81,11 @@ def load_samples(
         prompt, answer = conversation_of(row, source)
         if learned == "all":
             check_unmarked(answer, field)
-            turns, render = [*prompt, *answer], template.render_whole
+            draft = Draft(template, "whole", [*prompt, *answer])
         else:
             check_answered(answer, field)
-            turns, render = [*mark_unlearned(prompt), *answer], template.render_conversation
-        pieces, stripped = _render(template, render, turns, field)
-        return CheckedRow(row, index, "", (pieces,), stripped=stripped)
+            draft = Draft(template, "conversation", [*mark_unlearned(prompt), *answer])
+        return CheckedRow(row, index, "", (Unrendered(draft, field),))
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Sample:
         return _sample(data, field, sequences[0])
@@ -95,39 +93,12 @@ def load_samples(
     return load_rows(data, source, template, check, finish, count_rows)
 
 
-def _render(
-    template: Template,
-    render: Callable[[Messages], tuple[TextPiece, ...]],
-    turns: Messages,
-    field: str,
-) -> tuple[tuple[TextPiece, ...], bool]:
-    """Return the rendered pieces of turns, and whether the template left reasoning out of them.
-
-    The template may leave out only reasoning of turns that are not learned; else raise RowProblem.
-    `render` makes the pieces of the turns, and `field` is the column that errors name.
-    """
-
-    def check(pieces: Sequence[TextPiece]) -> bool:
-        text = "".join(piece.text for piece in pieces)
-        rendered = None if template.jinja is None else text
-        adds_system = len(template.with_system(turns)) > len(turns)
-        system = template.system if adds_system else None
-        return run_for_field(partial(check_written, turns, rendered, system), field)
-
-    try:
-        pieces = run_for_field(partial(render, turns), field)
-    except ConfigError:  # The template rewrites earlier turns, often as it leaves something out.
-        check(run_for_field(partial(template.render_whole, turns), field))
-        raise
-    return pieces, check(pieces)
-
-
 def _load_documents(
     data: DataConfig, source: SourceConfig, template: Template, column: str, count_rows: CountRows
 ) -> Loaded[Sample]:
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         document = [{"role": "assistant", "content": text_of(row.values, column)}]
-        return CheckedRow(row, index, "", (template.render_whole(document),))
+        return CheckedRow(row, index, "", (Unrendered(Draft(template, "whole", document), column),))
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
         return _cut_document(sequences[0][0], data.max_tokens, column)
@@ -161,14 +132,13 @@ def load_pairs(
 
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         pair = pair_of(row, columns, plain=template.jinja is None)
-        prompt, render = mark_unlearned(pair.prompt), template.render_conversation
+        prompt = mark_unlearned(pair.prompt)
         answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
-        renderings = [
-            _render(template, render, [*prompt, *answer], name) for name, answer in answers
-        ]
-        sequences = tuple(pieces for pieces, _ in renderings)
-        stripped = any(stripped for _, stripped in renderings)
-        return CheckedRow(row, index, readable_text(pair.prompt), sequences, stripped=stripped)
+        sequences = tuple(
+            Unrendered(Draft(template, "conversation", [*prompt, *answer]), name)
+            for name, answer in answers
+        )
+        return CheckedRow(row, index, readable_text(pair.prompt), sequences)
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Pair:
         pair = _pair(data, columns, sequences)
@@ -187,12 +157,11 @@ def load_steps(
 
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
-
-        def render(prompt: Messages) -> tuple[TextPiece, ...]:
-            return step_pieces(template, prompt, steps, data.step_separator)
-
-        pieces, stripped = _render(template, render, mark_unlearned(prompt), steps_column)
-        return CheckedRow(row, index, readable_text(prompt), (pieces,), stripped=stripped)
+        parts = step_parts(steps, data.step_separator, plain=template.jinja is None)
+        answer = {"role": "assistant", "content": "".join(parts)}
+        draft = Draft(template, "conversation", [*mark_unlearned(prompt), answer])
+        part = Unrendered(draft, steps_column, partial(step_pieces, parts))
+        return CheckedRow(row, index, readable_text(prompt), (part,))
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> LabelledSteps:
         labels = labels_of(row.row, labels_column, steps_column)
@@ -226,9 +195,8 @@ def load_responses(
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
         label_of(row, label_column)
         prompt, answer = answer_of(row, source)
-        turns, render = [*mark_unlearned(prompt), *answer], template.render_conversation
-        pieces, stripped = _render(template, render, turns, field)
-        return CheckedRow(row, index, readable_text(prompt), (pieces,), stripped=stripped)
+        draft = Draft(template, "conversation", [*mark_unlearned(prompt), *answer])
+        return CheckedRow(row, index, readable_text(prompt), (Unrendered(draft, field),))
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> LabelledResponse:
         sample = _sample(data, field, sequences[0])
@@ -269,9 +237,6 @@ def load_prompts(
         messages = prompt_of(row, source)
         reference = reference_of(row, source.reference)
         environment = environment_of(row, source.environment, environments)
-        pieces, stripped = _render(
-            template, template.render_prompt, mark_unlearned(messages), field
-        )
         if check_reference is not None and reference is not None:
             run_for_field(partial(check_reference, reference), source.reference or "")
         prompt = Prompt(
@@ -286,7 +251,8 @@ def load_prompts(
             environment=environment,
             is_text=source.messages is None,
         )
-        return CheckedRow(row, index, prompt.text, (pieces,), prompt, stripped)
+        draft = Draft(template, "prompt", mark_unlearned(messages))
+        return CheckedRow(row, index, prompt.text, (Unrendered(draft, field),), prompt)
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Prompt:
         assert row.prompt is not None

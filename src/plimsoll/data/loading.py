@@ -16,9 +16,10 @@ from plimsoll.data.pieces import TextPiece
 from plimsoll.data.report import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.sources import names_of, read_rows
-from plimsoll.data.template import Template
+from plimsoll.data.template import Draft, Template, render_drafts
 from plimsoll.data.tokenize import Tokenized
-from plimsoll.errors import DataError
+from plimsoll.data.written import check_written
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Prompt
 
 ROWS_AT_ONCE = 256
@@ -61,25 +62,49 @@ class Loaded(Generic[T]):
     """The rows without their reasoning; None if there are none."""
 
 
+def _keep(pieces: tuple[TextPiece, ...]) -> tuple[TextPiece, ...]:
+    return pieces
+
+
+@dataclass(frozen=True)
+class Unrendered:
+    """A conversation of a row that is to be rendered."""
+
+    draft: Draft
+    field: str
+    """The column that errors name."""
+    cut: Callable[[tuple[TextPiece, ...]], tuple[TextPiece, ...]] = _keep
+    """Takes the rendered pieces and returns those of the sequence; raises DataError."""
+
+
 @dataclass(frozen=True)
 class CheckedRow:
-    """A row whose fields are checked and rendered, but not yet tokenized."""
+    """A row whose fields are checked, but which is not yet rendered and tokenized."""
 
     row: RawRow
     index: int
     """The number of the row in its source, from 0, bad rows included."""
     text: str
     """The row's prompt as a person reads it; empty for jobs that do not need it."""
-    sequences: tuple[tuple[TextPiece, ...], ...]
-    """The pieces of each sequence that the row gives: one sequence, or chosen and rejected."""
+    sequences: tuple[Unrendered, ...]
+    """The sequences that the row gives: one, or chosen and rejected."""
     prompt: Prompt | None = None
     """A row of prompts without its tokens; None for rows of other jobs."""
-    stripped: bool = False
+
+
+@dataclass(frozen=True)
+class _RenderedRow:
+    """A row that is rendered, but not yet tokenized."""
+
+    row: CheckedRow
+    sequences: tuple[tuple[TextPiece, ...], ...]
+    """The pieces of each sequence."""
+    stripped: bool
     """Whether the chat template leaves out reasoning that would not be learned."""
 
 
 CheckRow = Callable[[RawRow, int, Template], CheckedRow]
-"""Checks and renders a row. Takes the row, its number, and the template with its tools."""
+"""Checks a row. Takes the row, its number, and the template with its tools."""
 
 
 def load_rows(
@@ -98,7 +123,7 @@ def load_rows(
         data: the settings under `data`.
         source: the settings of the source.
         template: the template of the run.
-        check: checks and renders a row, or raises RowProblem.
+        check: checks a row, or raises RowProblem.
         finish: makes the item of a row and its tokenized sequences, or raises RowProblem.
         count_rows: called with the number of rows after each batch.
         whole: whether `check` and `finish` need all columns.
@@ -157,7 +182,7 @@ class _FinishedRow(Generic[T]):
     place: str = ""
     """The place of the row, as `file:line`."""
     stripped: bool = False
-    """Whether reasoning was left out, as in `CheckedRow.stripped`."""
+    """Whether reasoning was left out, as in `_RenderedRow.stripped`."""
 
 
 def _finish_rows(
@@ -175,23 +200,68 @@ def _finish_rows(
 
     def check_row(row: RawRow, index: int) -> CheckedRow:
         add_tools = partial(template.with_tools, tools_of(row.values, tools))
-        return _check_length(check(row, index, run_for_field(add_tools, tools or "")))
+        return check(row, index, run_for_field(add_tools, tools or ""))
 
     checked = [
         row if isinstance(row, BadRow) else _attempt(row, partial(check_row, row, index))
         for index, row in enumerate(rows, start=first)
     ]
+    rendered = _render_rows(checked)
     tokenized = iter(
-        template.tokenize([s for c in checked if isinstance(c, CheckedRow) for s in c.sequences])
+        template.tokenize([s for r in rendered if isinstance(r, _RenderedRow) for s in r.sequences])
     )
-    for row in checked:
+    for row in rendered:
         if isinstance(row, BadRow):
             yield _FinishedRow(row)
         else:
             sequences = [next(tokenized) for _ in row.sequences]
             longest = max(len(tokens) for tokens, _ in sequences)
-            item = _attempt(row.row, partial(finish, row, sequences))
-            yield _FinishedRow(item, longest, f"{row.row.file}:{row.row.line}", row.stripped)
+            raw = row.row.row
+            item = _attempt(raw, partial(finish, row.row, sequences))
+            yield _FinishedRow(item, longest, f"{raw.file}:{raw.line}", row.stripped)
+
+
+def _render_rows(rows: Sequence[CheckedRow | BadRow]) -> list[_RenderedRow | BadRow]:
+    """Return the rows with the pieces of their sequences; all are rendered in one go."""
+    good = [row for row in rows if isinstance(row, CheckedRow)]
+    results = iter(render_drafts([part.draft for row in good for part in row.sequences]))
+
+    def finish_row(row: CheckedRow) -> _RenderedRow:
+        drafted = [(part, next(results)) for part in row.sequences]
+        parts = [_finish_rendering(part, result) for part, result in drafted]
+        stripped = any(stripped for _, stripped in parts)
+        return _check_length(_RenderedRow(row, tuple(pieces for pieces, _ in parts), stripped))
+
+    return [
+        row if isinstance(row, BadRow) else _attempt(row.row, partial(finish_row, row))
+        for row in rows
+    ]
+
+
+def _finish_rendering(
+    part: Unrendered, result: tuple[TextPiece, ...] | ConfigError
+) -> tuple[tuple[TextPiece, ...], bool]:
+    """Return the pieces of a sequence, and whether the template left reasoning out of them.
+
+    The template may leave out only reasoning of turns that are not learned; else raise RowProblem.
+    """
+    draft, field = part.draft, part.field
+
+    def check(pieces: Sequence[TextPiece]) -> bool:
+        text = "".join(piece.text for piece in pieces)
+        rendered = None if draft.template.jinja is None else text
+        adds_system = len(draft.template.with_system(draft.turns)) > len(draft.turns)
+        system = draft.template.system if adds_system else None
+        return run_for_field(partial(check_written, draft.turns, rendered, system), field)
+
+    if isinstance(result, DataError):
+        raise RowProblem(field, str(result)) from result
+    if isinstance(result, ConfigError):
+        # The template rewrites earlier turns, often as it leaves something out.
+        check(run_for_field(partial(draft.template.render_whole, draft.turns), field))
+        raise result
+    pieces = run_for_field(partial(part.cut, result), field)
+    return pieces, check(pieces)
 
 
 def _attempt(row: RawRow, work: Callable[[], T]) -> T | BadRow:
@@ -201,7 +271,7 @@ def _attempt(row: RawRow, work: Callable[[], T]) -> T | BadRow:
         return BadRow(row.file, row.line, error.field, error.problem)
 
 
-def _check_length(row: CheckedRow) -> CheckedRow:
+def _check_length(row: _RenderedRow) -> _RenderedRow:
     """Return the row. Raise RowProblem if tokenizing it would take minutes and gigabytes."""
     longest = max(sum(len(piece.text) for piece in pieces) for pieces in row.sequences)
     if longest > MOST_CHARACTERS:

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plimsoll.data.fields import kind_of, list_of, text_of
-from plimsoll.data.pieces import Messages, TextPiece
+from plimsoll.data.pieces import TextPiece
 from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.errors import DataError
 from plimsoll.records import Floats
-
-if TYPE_CHECKING:  # slow to import, and a dry run reads steps, too
-    from plimsoll.data.template import Template
 
 
 def steps_of(row: RawRow, column: str) -> list[str]:
@@ -57,23 +53,30 @@ def _label(value: object, place: str) -> float:
     return float(value)
 
 
-def step_pieces(
-    template: Template, prompt: Messages, steps: Sequence[str], separator: str
-) -> tuple[TextPiece, ...]:
-    """Return the pieces of the prompt and of each step with the separator before it.
+def step_parts(steps: Sequence[str], separator: str, *, plain: bool) -> list[str]:
+    """Return the text of each step, with the separator before all but the first.
 
-    Nothing comes after the last step. With a chat template, white space around a step is left out,
-    as many templates strip a turn.
+    Unless the text is `plain`, white space around a step is left out, as many chat templates strip
+    a turn.
+    """
+    texts = list(steps) if plain else [step.strip() for step in steps]
+    return [texts[0], *(separator + text for text in texts[1:])]
+
+
+def step_pieces(parts: Sequence[str], rendered: Sequence[TextPiece]) -> tuple[TextPiece, ...]:
+    """Return the pieces of a rendered prompt and of each step of its answer.
+
+    Nothing comes after the last step.
+
+    Args:
+        parts: the texts of the steps, from `step_parts`; the answer is these joined.
+        rendered: the pieces of the prompt and the answer.
 
     Raises:
-        DataError: the chat template refuses the messages or changes the steps' text.
+        DataError: the chat template changed the steps' text.
     """
-    texts = list(steps) if template.jinja is None else [step.strip() for step in steps]
-    parts = [texts[0], *(separator + text for text in texts[1:])]
-    response = "".join(parts)
-    answer = [{"role": "assistant", "content": response}]
-    text = "".join(piece.text for piece in template.render_answer(prompt, answer))
-    start = text.rfind(response)
+    text = "".join(piece.text for piece in rendered)
+    start = text.rfind("".join(parts))
     if start < 0:
         raise DataError("has steps that the chat template writes in another way")
     spans = pairwise(accumulate(map(len, parts), initial=start))

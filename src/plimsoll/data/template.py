@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-import jinja2
-from transformers.utils.chat_template_utils import _render_with_assistant_indices
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plimsoll.config.data import DataConfig, template_file
-from plimsoll.data.jinja_limits import begin_rendering, compile_template
 from plimsoll.data.pieces import (
     Messages,
     TextPiece,
@@ -41,23 +38,15 @@ from plimsoll.data.pieces import (
 from plimsoll.data.report import nearest_file
 from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
+from plimsoll.process.templates import Rendering, RenderRequest, check_template, render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE_ANSWER = "An answer."
-_REFUSALS = (
-    jinja2.TemplateError,
-    AttributeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
-"""The errors that a template, which is a program, may raise."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +69,12 @@ class Template:
     tools: Tools = ()
     """The tools that a conversation may call."""
 
+    @cached_property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of the chat template besides the messages."""
+        tools = list(self.tools) or None
+        return {**self.tokenizer.special_tokens_map, "tools": tools, "documents": None}
+
     def with_tools(self, tools: Tools) -> Template:
         """Return the template for conversations that may call these tools.
 
@@ -97,11 +92,7 @@ class Template:
         Raises:
             DataError: the template refuses the messages.
         """
-        turns = self.with_system(messages)
-        if self.jinja is None:
-            return join_plain(turns)
-        text, _ = self._render(turns, generation_prompt=True)
-        return (TextPiece(text),)
+        return self._render("prompt", messages)
 
     def render_conversation(self, messages: Messages) -> tuple[TextPiece, ...]:
         """Return the pieces of a conversation, with the assistant's turns learned.
@@ -113,26 +104,17 @@ class Template:
             DataError: the template refuses the messages.
             ConfigError: the template does not show where turns begin and end.
         """
-        turns = self.with_system(messages)
-        if self.jinja is None:
-            return close_last(join_plain(turns))
-        if turns[0]["role"] == "assistant":
-            raise DataError("begins with the assistant's turn; a prompt must come before it")
-        text, marked = self._render(turns, generation_prompt=False)
-        if GENERATION_MARK.search(self.jinja):
-            learned = self._learned_marks(turns, marked)
-            return (
-                TextPiece(text, tuple(with_end(text, span, self.specials) for span in learned)),
-            )
-        return (TextPiece(text, tuple(self._assistant_turns(turns, text))),)
+        return self._render("conversation", messages)
 
     def render_whole(self, messages: Messages) -> tuple[TextPiece, ...]:
         """Return the pieces of a conversation; all text is learned, also what the template adds."""
-        turns = self.with_system(messages)
-        if self.jinja is None:
-            return close_last(tuple(map(learn_whole, join_plain(turns))))
-        text, _ = self._render(turns, generation_prompt=False)
-        return (learn_whole(TextPiece(text)),)
+        return self._render("whole", messages)
+
+    def _render(self, kind: DraftKind, messages: Messages) -> tuple[TextPiece, ...]:
+        [pieces] = render_drafts([Draft(self, kind, messages)])
+        if isinstance(pieces, ConfigError):
+            raise pieces
+        return pieces
 
     def plain(self) -> Template:
         """Return the template for plain documents; errors as `make_template`.
@@ -158,10 +140,10 @@ class Template:
             return str(self.tokenizer.eos_token)
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE_ANSWER}]
         try:
-            text, _ = self._render(self.with_system(turns), generation_prompt=False)
+            [piece] = self.render_whole(turns)
         except DataError:  # The template renders prompts only.
             return None
-        after = text.rpartition(_PROBE_ANSWER)[2].lstrip()
+        after = piece.text.rpartition(_PROBE_ANSWER)[2].lstrip()
         return max(filter(after.startswith, self.specials), key=len, default=None)
 
     def with_system(self, messages: Messages) -> Messages:
@@ -170,55 +152,113 @@ class Template:
             return messages
         return [{"role": "system", "content": self.system}, *messages]
 
-    def _render(self, turns: Messages, *, generation_prompt: bool) -> tuple[str, list[TextSpan]]:
-        """Return the text, and the ranges inside the template's generation marks."""
-        try:
-            compiled = compile_template(self.jinja or "")
-            begin_rendering(compiled)
-            text, marked = _render_with_assistant_indices(
-                compiled,
-                turns,
-                list(self.tools) or None,
-                None,
-                generation_prompt,
-                **self.tokenizer.special_tokens_map,
-            )
-            text.encode()  # Further keys of a message may hold invalid Unicode.
-            check_tools(self.tools, text)
-            check_calls(turns, text)
-        except _REFUSALS as error:
-            raise DataError(f"is refused by the chat template: {error}") from error
-        return text, marked
 
-    def _learned_marks(self, turns: Messages, marked: Sequence[TextSpan]) -> list[TextSpan]:
-        """Return the ranges inside the generation marks of the turns that are learned.
+DraftKind = Literal["prompt", "conversation", "whole"]
+"""Which method of `Template` renders the turns: `render_prompt`, and so on."""
 
-        Rendering the conversation up to a turn shows how many ranges it has until there.
-        """
-        answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-        learned: list[TextSpan] = []
-        begin = 0
-        for is_learned_run, run in itertools.groupby(answers, key=lambda i: is_learned(turns[i])):
-            last = max(run)
-            end = len(marked)
-            if last != answers[-1]:
-                end = len(self._render(turns[: last + 1], generation_prompt=False)[1])
-            learned += marked[begin:end] if is_learned_run else ()
-            begin = end
-        return learned
 
-    def _assistant_turns(self, turns: Messages, text: str) -> list[TextSpan]:
-        spans = []
-        for i, turn in enumerate(turns):
-            if is_learned(turn):
-                before, _ = self._render(turns[:i], generation_prompt=True)
-                after = text
-                if i + 1 < len(turns):
-                    after, _ = self._render(turns[: i + 1], generation_prompt=False)
-                check_begins(text, after, turn=i + 1)
-                check_begins(after, before, turn=i + 1)
-                spans.append(without_tail(text, (len(before), len(after)), self.specials))
-        return spans
+@dataclass(frozen=True)
+class Draft:
+    """A conversation that is to be rendered."""
+
+    template: Template
+    kind: DraftKind
+    turns: Messages
+
+
+def render_drafts(drafts: Sequence[Draft]) -> list[tuple[TextPiece, ...] | ConfigError]:
+    """Return the pieces of each conversation, or the error that refuses it; all in one go."""
+    drafts = [replace(draft, turns=draft.template.with_system(draft.turns)) for draft in drafts]
+    plans = [_attempt(partial(_plan, draft)) for draft in drafts]
+    asked = [plan for plan in plans if isinstance(plan, RenderRequest)]
+    renderings = iter(render(asked))
+    return [
+        _attempt(partial(_pieces, draft, next(renderings)))
+        if isinstance(plan, RenderRequest)
+        else plan
+        for draft, plan in zip(drafts, plans, strict=True)
+    ]
+
+
+def _attempt(work: Callable[[], T]) -> T | ConfigError:
+    try:
+        return work()
+    except ConfigError as error:
+        return error
+
+
+def _plan(draft: Draft) -> RenderRequest | tuple[TextPiece, ...]:
+    """Return what to ask of the process that renders; the pieces themselves for plain text."""
+    template, kind, turns = draft.template, draft.kind, draft.turns
+    if template.jinja is None:
+        pieces = join_plain(turns)
+        if kind == "whole":
+            pieces = tuple(map(learn_whole, pieces))
+        return pieces if kind == "prompt" else close_last(pieces)
+    if kind == "conversation" and turns[0]["role"] == "assistant":
+        raise DataError("begins with the assistant's turn; a prompt must come before it")
+    beginnings: list[tuple[int, bool]] = []
+    if kind == "conversation" and GENERATION_MARK.search(template.jinja):
+        beginnings = [(last + 1, False) for _, last in _runs(turns)[:-1]]
+    elif kind == "conversation":
+        learned = [i for i, turn in enumerate(turns) if is_learned(turn)]
+        beginnings = [cut for i in learned for cut in ((i, True), (i + 1, False))]
+        beginnings = [cut for cut in beginnings if cut != (len(turns), False)]  # is the whole
+    return RenderRequest(template.jinja, turns, kind == "prompt", template.variables, beginnings)
+
+
+def _pieces(draft: Draft, rendering: Rendering | DataError) -> tuple[TextPiece, ...]:
+    """Return the pieces of a draft that was rendered; raise the error that refused it."""
+    if isinstance(rendering, DataError):
+        raise rendering
+    template, text = draft.template, rendering.text
+    assert template.jinja is not None
+    try:
+        text.encode()  # Further keys of a message may hold invalid Unicode.
+        check_tools(template.tools, text)
+        check_calls(draft.turns, text)
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise DataError(f"is refused by the chat template: {error}") from error
+    if draft.kind == "prompt":
+        return (TextPiece(text),)
+    if draft.kind == "whole":
+        return (learn_whole(TextPiece(text)),)
+    if GENERATION_MARK.search(template.jinja):
+        return (TextPiece(text, tuple(_marked_spans(draft, rendering))),)
+    return (TextPiece(text, tuple(_turn_spans(draft, rendering))),)
+
+
+def _runs(turns: Messages) -> list[tuple[bool, int]]:
+    """Return the runs of assistant turns that are all learned or not: whether, and the last."""
+    answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+    runs = itertools.groupby(answers, key=lambda i: is_learned(turns[i]))
+    return [(learned, max(run)) for learned, run in runs]
+
+
+def _marked_spans(draft: Draft, rendering: Rendering) -> Iterator[TextSpan]:
+    """Yield the ranges inside the generation marks of the turns that are learned.
+
+    Rendering the conversation up to a turn shows how many ranges it has until there.
+    """
+    marks = [*(marks for _, marks in rendering.beginnings()), len(rendering.spans)]
+    begin = 0
+    for (learned, _), end in zip(_runs(draft.turns), marks, strict=False):
+        for span in rendering.spans[begin:end] if learned else ():
+            yield with_end(rendering.text, span, draft.template.specials)
+        begin = end
+
+
+def _turn_spans(draft: Draft, rendering: Rendering) -> Iterator[TextSpan]:
+    """Yield the ranges of learned turns, from the generation prompt before each to its end."""
+    learned = [i for i, turn in enumerate(draft.turns) if is_learned(turn)]
+    beginnings = (begun for begun, _ in rendering.beginnings())
+    for i in learned:
+        before, after = next(beginnings), next(beginnings, rendering.text)
+        check_begins(rendering.text, after, turn=i + 1)
+        check_begins(after, before, turn=i + 1)
+        check_tools(draft.template.tools, before)  # later text may have a tool's name by chance
+        check_calls(draft.turns[:i], before)
+        yield without_tail(rendering.text, (len(before), len(after)), draft.template.specials)
 
 
 def make_template(
@@ -306,12 +346,7 @@ def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
         ConfigError: there is no template, or it is not valid.
     """
     jinja = _chat_template(tokenizer, configured)
-    try:
-        compile_template(jinja)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
-        ) from error
+    check_template(jinja)
     return jinja
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll.config.reward import StepsConfig
 from plimsoll.data.pieces import TextPiece
-from plimsoll.data.steps import step_pieces
+from plimsoll.data.steps import step_parts, step_pieces
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.records import Trajectory
@@ -27,5 +27,7 @@ def _pieces(
     prompt, response = trajectory.prompt.messages, trajectory.response_text
     if steps is None:
         return template.render_answer(prompt, [{"role": "assistant", "content": response}])
-    parts = [part for part in response.split(steps.separator) if part.strip()]
-    return step_pieces(template, prompt, parts or [response], steps.separator)
+    texts = [part for part in response.split(steps.separator) if part.strip()] or [response]
+    parts = step_parts(texts, steps.separator, plain=template.jinja is None)
+    answer = [{"role": "assistant", "content": "".join(parts)}]
+    return step_pieces(parts, template.render_answer(prompt, answer))

@@ -217,6 +217,10 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     for name, moments in _task_constants(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
     yield from _rewards(job, process)
+    data = job.spec.config.data
+    renders = any(data.template_of(source) != "none" for source in data.sources().values())
+    if process.kind in ("local", "controller") and renders:
+        yield Allocation(_TEMPLATES, job.moments)
     if job.spec.run.mirror is not None and process.kind in ("local", "controller"):
         yield Allocation(_UPLOADS, job.computing)
     if process.kind == "controller" and sampler is not None and job.spec.sampling is not None:
@@ -230,6 +234,17 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
             name = "buckets in the object store"
             yield from receiving_items(name, sending.two, job.moments, words)
 
+
+_TEMPLATES = Item(
+    "process",
+    "processes",
+    "process that renders the chat template",
+    "host",
+    "process",
+    25 * 2**20,
+    "25 MiB",
+    "measured: Linux, Python 3.11, jinja2 3.1, 24.1 MiB resident",
+)
 
 _UPLOADS = Item(
     "process",
