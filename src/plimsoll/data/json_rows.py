@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import itertools
 import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from plimsoll.config.json_text import DEEPEST, check_depth
 from plimsoll.data.report import BadRow, RawRow
 from plimsoll.errors import ConfigError
 
+MOST_BYTES = 2**26
+"""The most bytes of one row. A small compressed file may hold a line of gigabytes."""
 _READ_AT_ONCE = 2**20
 """Bytes that are read from a file at once."""
 _SPACE = " \t\n\r"
@@ -51,7 +55,16 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
     packed = path.suffix.lower() == ".gz"
     try:
         with gzip.open(path) if packed else path.open("rb") as file:
-            yield from file
+            for number in itertools.count(1):
+                line = file.readline(MOST_BYTES + 1)
+                if len(line) > MOST_BYTES:
+                    raise ConfigError(
+                        f"{path}:{number}: the line has over {MOST_BYTES:,} bytes, which is no "
+                        f"row: write one JSON object a line."
+                    )
+                if not line:
+                    return
+                yield line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(
             f"{path} cannot be unpacked: {str(error).rstrip('.')}. Copy the file again; or, if it "
@@ -70,10 +83,15 @@ def _parse_line(file: str, line: int, content: bytes) -> RawRow | BadRow:
         return BadRow(file, line, "", f"is not JSON: {error.msg}, at character {error.pos + 1}")
     except (ValueError, RecursionError) as error:
         return BadRow(file, line, "", f"is not JSON: {error}")
-    return _row(file, line, values)
+    return _row(file, line, values, content.count(b"[") + content.count(b"{"))
 
 
-def _row(file: str, line: int, values: object) -> RawRow | BadRow:
+def _row(file: str, line: int, values: object, brackets: int = DEEPEST + 1) -> RawRow | BadRow:
+    """Return an item as a row. Few opening `brackets` in its text save work."""
+    try:
+        check_depth(values, brackets)
+    except ValueError as error:
+        return BadRow(file, line, "", str(error).replace("it is", "is"))
     if isinstance(values, Mapping):
         return RawRow(file, line, values)
     return BadRow(file, line, "", f"is a JSON {type(values).__name__}, not an object")
@@ -140,8 +158,12 @@ class _ArrayText:
         try:
             return _row(str(self._path), number, self._item(_object))
         except ValueError as error:  # A repeated key is known only once the item is complete.
+            problem = f"is not JSON: {error}"
+        try:
             self._item(dict)
-            return BadRow(str(self._path), number, "", f"is not JSON: {error}")
+        except ValueError as error:  # a number of thousands of digits
+            raise self.broken(str(error)) from error
+        return BadRow(str(self._path), number, "", problem)
 
     def _item(self, make: object) -> object:
         decoder = json.JSONDecoder(object_pairs_hook=make)  # type: ignore[arg-type]
@@ -149,6 +171,8 @@ class _ArrayText:
             try:
                 item, end = decoder.raw_decode(self._text, self._place)
             except json.JSONDecodeError as error:
+                if len(self._text) - self._place > MOST_BYTES:
+                    raise self.broken(f"an item has over {MOST_BYTES:,} characters") from error
                 if not self._read_more(len(self._text)):
                     raise self.broken(error.msg, error.pos) from error
                 continue

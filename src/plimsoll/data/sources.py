@@ -32,6 +32,8 @@ SUFFIXES = (*LINES, ".parquet")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 BATCH_ROWS = 1024
+_BROKEN = (OSError, pa.ArrowException, IndexError, RecursionError)
+"""The errors of Arrow's readers at a changed file, or at columns that nest too deeply."""
 
 _TURNS = ("messages", "prompt", "response", "chosen", "rejected", "tools")
 """The settings of a source that name columns with turns or tools."""
@@ -123,6 +125,8 @@ def _missing(path: Path) -> str:
 
 
 def _read_file(path: Path, columns: Columns) -> Iterator[RawRow | BadRow]:
+    if path.is_fifo():  # opening it would wait for its writer
+        raise ConfigError(_missing(path))
     name = path.name.lower()
     if name.endswith(LINES):
         return read_json(path)
@@ -177,7 +181,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[RawRow | BadRow]:
             read = columns.among(file.schema_arrow.names)
             batches = file.iter_batches(BATCH_ROWS, columns=read)
             yield from arrow_rows(str(path), batches, columns)
-    except (OSError, pa.ArrowException) as error:
+    except _BROKEN as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     finally:
         pa.default_memory_pool().release_unused()  # Arrow would keep the memory for later reads.
@@ -199,10 +203,11 @@ def _batch_rows(batch: Any, columns: Columns) -> Iterable[dict[str, object] | Ro
     all_readers = {f.name: value_reader(f.type, f.name, columns.turns) for f in batch.schema}
     readers = {name: read for name, read in all_readers.items() if read is not None}
     try:
+        batch.validate(full=True)  # else a changed file could have texts read beyond their buffer
         rows: list[dict[str, object]] = batch.to_pylist()
         return [_convert(row, readers) for row in rows]
     # Arrow has unchecked strings, and times that Python lacks: convert row by row to find them.
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, pa.ArrowException):
         return (_single_row(batch.slice(i, 1), readers) for i in range(batch.num_rows))
 
 
@@ -215,14 +220,24 @@ def _single_row(row: Any, readers: Mapping[str, ReadValue]) -> dict[str, object]
     values: dict[str, object] = {}
     for name in row.schema.names:
         try:
+            _check_offsets(row.column(name))
             value = row.column(name)[0].as_py()
             read = readers.get(name)
             values[name] = value if value is None or read is None else read(value)
         except UnicodeDecodeError as error:
             return RowProblem(name, not_utf8(error))
-        except (ValueError, OverflowError) as error:
+        except (ValueError, OverflowError, IndexError, pa.ArrowException) as error:
             return RowProblem(name, f"cannot be read: {error}")
     return values
+
+
+def _check_offsets(column: Any) -> None:
+    """Raise ArrowInvalid if a column would be read beyond its buffers."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):  # which reading the text explains better
+            raise
 
 
 def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[RawRow | BadRow]:
@@ -263,7 +278,10 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRo
 def _table_rows(file: str, table: Any, columns: Columns) -> Iterator[RawRow | BadRow]:
     """Yield the rows of a data set of `datasets`."""
     read = table.select_columns(columns.among(table.column_names))
-    return arrow_rows(file, read.with_format("arrow").iter(BATCH_ROWS), columns)
+    try:
+        yield from arrow_rows(file, read.with_format("arrow").iter(BATCH_ROWS), columns)
+    except _BROKEN as error:
+        raise ConfigError(f"{file} cannot be read as a saved data set: {error}") from error
 
 
 _MISSING = object()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from plimsoll.config.files import nearest
+from plimsoll.config.json_text import nests_more
 from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.environment.schemas import (
     Tool,
@@ -29,6 +30,8 @@ _EXPECTED = (
 _ONE_CALL = "a turn may have one."
 _MAX_DEPTH = 64
 _MAX_PROBLEMS = 3
+_MOST_CALLS = 100
+"""The most calls that are read in one reply: an error in JSON costs the text before it."""
 _BLANKS = re.compile(r"\s*")
 
 
@@ -48,9 +51,11 @@ def read_reply(
     thought, rest = _split_thinking(text)
     content, extracted, unreadable = (extract or hermes)(rest, tools)
     known = tools_by_name(tools)
-    checked = [_check_call(*call, known) for call in extracted]
+    checked = [_check_call(*call, known) for call in extracted[:_MOST_CALLS]]
     calls = tuple(call for call in checked if isinstance(call, ToolCall))
     problems = [*(wrong for wrong in checked if isinstance(wrong, str)), *unreadable]
+    if len(extracted) > _MOST_CALLS:
+        problems += [f"Only the first {_MOST_CALLS} calls were read."]
     if one_call and len(calls) > 1:
         problems += [f"Only the first call was carried out, of {calls[0].name!r}: {_ONE_CALL}"]
         calls = calls[:1]
@@ -74,6 +79,9 @@ def hermes(text: str, tools: Sequence[Tool]) -> ExtractedCalls:
     calls: list[tuple[str, str, str]] = []
     problems: list[str] = []
     while (at := text.find(_OPEN, begin)) >= 0:
+        if len(calls) + len(problems) == _MOST_CALLS:
+            problems.append(f"Only the first {_MOST_CALLS} calls were read.")
+            break
         outside.append(text[begin:at])
         call, begin = _hermes_call(text, at + len(_OPEN))
         if isinstance(call, str):
@@ -120,24 +128,13 @@ def _decode(text: str, begin: int) -> tuple[object, int]:
     value, end = json.JSONDecoder(parse_constant=_refuse).raw_decode(
         text, _skip_blanks(text, begin)
     )
-    if _nests_more(value, _MAX_DEPTH):
+    if nests_more(value, _MAX_DEPTH):
         raise ValueError(f"it nests more than {_MAX_DEPTH} deep")
     return value, end
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _nests_more(value: object, most: int) -> bool:
-    layer = [value]
-    for _ in range(most):
-        inner: list[object] = []
-        for item in layer:
-            if isinstance(item, dict | list):
-                inner += item.values() if isinstance(item, dict) else item
-        layer = inner
-    return bool(layer)
 
 
 def _skip_blanks(text: str, begin: int) -> int:

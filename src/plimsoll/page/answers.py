@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
+from math import inf, isnan
 from typing import Any
 
 from plimsoll.errors import ConfigError
@@ -121,14 +121,24 @@ def _run(runs: Sequence[Watched], query: Query) -> Watched:
 
 
 def _step(query: Query) -> int | None:
-    return int(_number(query, "step", 0)) if "step" in query else None
+    return _count(query, "step") if "step" in query else None
 
 
 def _number(query: Query, name: str, default: float) -> float:
     try:
-        return float(query.get(name, default))
+        number = float(query.get(name, default))
     except ValueError as error:
         raise ConfigError(f"{name} {query[name]!r} is no number.") from error
+    if isnan(number):
+        raise ConfigError(f"{name} {query[name]!r} is no number.")
+    return number
+
+
+def _count(query: Query, name: str) -> int:
+    number = _number(query, name, 0)
+    if not number.is_integer():
+        raise ConfigError(f"{name} {query[name]!r} is no whole number.")
+    return int(number)
 
 
 _ANSWERS: Mapping[str, Callable[[Sequence[Watched], Query], Any]] = {
@@ -143,6 +153,6 @@ _ANSWERS: Mapping[str, Callable[[Sequence[Watched], Query], Any]] = {
     "groups": lambda runs, query: groups(_run(runs, query), _step(query)),
     "ends": lambda runs, query: ends(_run(runs, query), _step(query) or 0),
     "group": lambda runs, query: group(
-        _run(runs, query), _step(query) or 0, int(_number(query, "group", 0))
+        _run(runs, query), _step(query) or 0, _count(query, "group")
     ),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.json as pj
 
+from plimsoll.config.json_text import DEEPEST
 from plimsoll.errors import PlimsollError
 from plimsoll.run.json_lines import iter_rows
 
@@ -58,6 +59,9 @@ def read_on(
     data = _whole_lines(path, place, most)
     if not data:
         return None
+    if any(line.count(b"[") + line.count(b"{") > DEEPEST for line in data.splitlines()):
+        for _ in iter_rows(path):  # refuses what is nested so deeply that Arrow would crash
+            pass
     options = pj.ParseOptions(
         explicit_schema=schema,
         unexpected_field_behavior="infer" if schema is None else "ignore",

@@ -17,6 +17,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from plimsoll.run.json_lines import finite_json
+
 _UPLOT = "uplot/uPlot.iife.min.js"
 
 
@@ -95,7 +97,7 @@ def _hash(text: str) -> str:
 
 
 def _to_script_json(data: Mapping[str, Any]) -> str:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite_json(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 

@@ -19,6 +19,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.guard import Guard, is_addressed, sent_token
 from plimsoll.machine.listening import bind_socket, url_of
+from plimsoll.run.json_lines import finite_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -54,9 +55,17 @@ def read_token(path: Path) -> str:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(f"{secrets.token_urlsafe(16)}\n")
-        token = path.read_text(encoding="utf-8").strip()
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read().strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--token-file: {path} cannot be used: {error}.") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"--token-file: {path} has the mode {mode & 0o777:o}, so others of this machine may "
+            f"read the token and with it the page. Run `chmod 600 {path}`, or remove the file, and "
+            "a new one is written."
+        )
     if not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
         raise ConfigError(
             f"--token-file: {path} holds no token, which is at least 16 letters, digits, - and _. "
@@ -126,7 +135,7 @@ def make_app(
             reply = answer(request.path_params["name"], request.query_params)
         except (PlimsollError, OSError) as error:
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
-        return JSONResponse(reply, headers=_HEADERS)
+        return JSONResponse(finite_json(reply), headers=_HEADERS)
 
     routes = [
         Route("/metrics", show_figures),

@@ -5,7 +5,6 @@ Growing files are read from where the last read ended. Other files are read anew
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import named_job
@@ -66,13 +66,19 @@ class MetricsTable:
             return replace(before, place=place)
         rows = pa.concat_tables([before.rows, _numbers(more.rows)], promote_options="default")
         lines = more.lines.splitlines()
-        evaluated = [_evaluation(json.loads(line)) for line in lines if b'"eval/' in line]
+        evaluated = [_evaluation(_figures(line)) for line in lines if b'"eval/' in line]
         return MetricsTable(
             more.place,
             rows.combine_chunks(),
-            json.loads(lines[-1]),
+            _figures(lines[-1]),
             (*before.evaluated, *evaluated),
         )
+
+
+def _figures(line: bytes) -> JsonRow:
+    """Return the numbers and nulls of a row; nobody else's values are shown."""
+    values = parse_json(line).items()
+    return {name: v for name, v in values if v is None or isinstance(v, int | float)}
 
 
 def _evaluation(row: JsonRow) -> JsonRow:
@@ -125,7 +131,7 @@ class Watched:
             metrics = self.metrics.read_on(self.run.metrics_path, most)
             seen = replace(seen, metrics=metrics)
             return replace(seen, ledger=self.ledger.read_on(self.run.ledger_path, most))
-        except (PlimsollError, OSError, ValueError) as error:
+        except (PlimsollError, OSError, ValueError, pa.ArrowException) as error:
             return replace(seen, problem=str(error))
 
     @property

@@ -17,12 +17,12 @@ JsonRow = Mapping[str, Any]
 
 def row_line(row: JsonRow) -> str:
     """Return a row as one line of strict JSON, in which NaN and infinity are null."""
-    return json.dumps(_strict(row), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite_json(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(row: JsonRow) -> str:
     """Return a row as indented JSON text for a file, in which NaN and infinity are null."""
-    return json.dumps(_strict(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite_json(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_rows(path: Path, rows: Iterable[JsonRow]) -> None:
@@ -84,13 +84,14 @@ def _broken(path: Path, number: int, why: str) -> ConfigError:
     )
 
 
-def _strict(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
+    """Return a value for strict JSON, in which NaN and infinity are null."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {str(key): _strict(item) for key, item in value.items()}
+            return {str(key): finite_json(item) for key, item in value.items()}
         case list() | tuple():
-            return [_strict(item) for item in value]
+            return [finite_json(item) for item in value]
         case _:
             return value

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from plimsoll.config.json_text import parse_json
+
 TimedPhase = Literal[
     "data",
     "precompute",
@@ -96,6 +98,6 @@ def write_current_phase(path: Path, now: CurrentPhase) -> None:
 def read_current_phase(path: Path) -> CurrentPhase | None:
     """Return the phase in the file, or None if there is no file or another version wrote it."""
     try:
-        return CurrentPhase(**json.loads(path.read_bytes()))
+        return CurrentPhase(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +28,45 @@ def run(tmp_path: Path) -> RunDirectory:
     found.write_config("# ppo\nrun: {steps: 3}\n")
     append_row(found.metrics_path, {"step": 1, "reward": 0.5})
     return found
+
+
+def test_what_is_no_number_in_json_is_null(run: RunDirectory) -> None:
+    app = make_app("", lambda name, query: {"reward": [float("nan"), 1.0]}, Guard("word", "::1"))
+    client = testclient.TestClient(app, "http://127.0.0.1:8765")
+    assert client.get("/word/data/groups").json() == {"reward": [None, 1.0]}
+
+
+def test_nested_rows_do_not_end_the_reader(tmp_path: Path) -> None:
+    """They are read in a process of their own, as Arrow's reader can end a whole process."""
+    deep = ("[" * 90_000 + "]" * 90_000, '{"x": ' * 90_000 + "1" + "}" * 90_000)
+    rows = [
+        *(f'{{"step": 2, "x": {value}}}' for value in deep),
+        '{"step": [2], "eval/reward": {"a": "b"}}',
+        '{"step": 2, "eval/reward": {"a": "b"}, "reward": [[1]], "seconds": "x"}',
+    ]
+    files = ("metrics.jsonl", "ledger.jsonl", "end.json", "now.json")
+    for number, (name, row) in enumerate(itertools.product(files, rows)):
+        run = RunDirectory(tmp_path / f"{number:02}-{name}")
+        run.path.mkdir()
+        run.write_config("# ppo\nrun: {steps: 3}\n")
+        append_row(run.metrics_path, {"step": 1, "reward": 0.5})
+        with (run.path / name).open("a") as file:
+            file.write(row + "\n")
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from plimsoll.commands.watch import answer_with\n"
+        "from plimsoll.page.watched import watch_runs\n"
+        "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
+        "    print(path.name, flush=True)\n"
+        "    runs = [one.look() for one in watch_runs([path])]\n"
+        "    for name in ('progress', 'settings', 'held-out', 'seconds', 'memory'):\n"
+        "        answer_with(lambda: runs)(name, {})\n"
+        "    answer_with(lambda: runs)('curves', {'section': 'learning'})\n"
+        "print('read')\n"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.split()[-1:] == ["read"], done.stdout + done.stderr
 
 
 def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:

@@ -6,6 +6,7 @@ import gzip
 import inspect
 import json
 import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -216,6 +217,10 @@ def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ConfigError, match=r"pipe\.jsonl .*neither a file"):
         rows(tmp_path / "pipe.jsonl")
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipes" / "a.parquet")
+    with pytest.raises(ConfigError, match=r"pipes/a\.parquet .*neither a file"):
+        rows(tmp_path / "pipes")
 
 
 def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
@@ -276,3 +281,63 @@ def test_a_file_has_no_configurations(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"q": "one"})
     with pytest.raises(ConfigError, match="`name: main` chooses a configuration"):
         list(read_rows(SourceConfig(path=str(file), name="main", prompt="q")))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json"])
+def test_a_row_of_gigabytes_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    if name == "a.json":
+        with (tmp_path / name).open("wb") as file:  # most of the file is a hole
+            file.write(b'[{"q": "')
+            file.truncate(2**33)
+    else:
+        (tmp_path / name).write_bytes(gzip.compress(b'{"q": 1}\n' + bytes(2**26 + 1), 1))
+    with pytest.raises(ConfigError, match=rf"{name}:\d: .*over 67,108,864"):
+        rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("form", ["{}", "[{}]"])
+def test_a_deep_row_is_bad_in_its_place(form: str, tmp_path: Path) -> None:
+    file, deep = tmp_path / "a.json", '{"q": ' + "[" * 900 + "]" * 900 + "}"
+    file.write_text(form.format(deep))
+    assert rows(file) == [BadRow(str(file), 1, "", "is nested more than 100 deep")]
+
+
+def test_a_number_of_thousands_of_digits_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('[{"q": ' + "1" * 5000 + "}]")
+    with pytest.raises(ConfigError, match=r"a\.json:1: .*digits"):
+        rows(file)
+
+
+def test_a_text_beyond_its_buffer_is_a_bad_row(tmp_path: Path) -> None:
+    """Arrow does not check the offsets of a saved data set's texts when it reads them."""
+    datasets.Dataset.from_dict({"q": ["one", "two", "three"]}).save_to_disk(str(tmp_path / "saved"))
+    [file] = (tmp_path / "saved").glob("*.arrow")
+    content = file.read_bytes()
+    offsets = b"".join(n.to_bytes(4, "little") for n in (0, 3, 6, 11))
+    wrong = b"".join(n.to_bytes(4, "little") for n in (0, 3, 6, 2**30))
+    assert content.count(offsets) == 1
+    file.write_bytes(content.replace(offsets, wrong))
+    first, second, bad = rows(tmp_path / "saved")
+    assert isinstance(first, RawRow) and isinstance(second, RawRow)
+    assert isinstance(bad, BadRow) and (bad.line, bad.field) == (3, "q")
+
+
+def test_a_changed_parquet_file_is_a_clear_error(tmp_path: Path) -> None:
+    file, draw = tmp_path / "a.parquet", random.Random(1)
+    texts = [f"text {i} é" for i in range(200)]
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    pq.write_table(pa.table({"q": texts, "messages": messages}), file, compression="none")
+    content = file.read_bytes()
+    refused = 0
+    for _ in range(150):
+        changed = bytearray(content)
+        for _ in range(draw.choice((1, 4, 30))):
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        file.write_bytes(changed)
+        try:
+            list(read_rows(SourceConfig(path=str(file), messages="messages"), whole=True))
+        except ConfigError as error:
+            assert str(file) in str(error)
+            refused += 1
+    assert refused > 50

@@ -199,6 +199,21 @@ def test_tokens_in_and_tokens_out() -> None:
         ("chat/completions", {"messages": [user("a")], "n": 0}, "n is 0"),
         ("chat/completions", {"messages": [user("a")], "tools": [3]}, "tools is [3]"),
         ("chat/completions", {"messages": [user("a")], "stop": [1]}, "stop is [1]"),
+        ("chat/completions", {"messages": [user("a")], "stop": 5}, "stop is 5"),
+        *(
+            ("chat/completions", {"messages": [user("a") | field]}, said)
+            for field, said in (
+                ({"tool_calls": 5}, "messages[0].tool_calls is 5"),
+                ({"tool_calls": {"function": {}}}, "messages[0].tool_calls is"),
+                ({"tool_calls": [{"function": {"name": [1]}}]}, "tool_calls[0].function.name is"),
+                ({"tool_calls": [{"id": {}, "function": {"name": 1}}]}, "function.name is 1"),
+                ({"tool_calls": [{"id": 5, "function": {"name": "a"}}]}, "tool_calls[0].id is 5"),
+                ({"name": [1]}, "messages[0].name is [1]"),
+                ({"content": 5}, "messages[0].content[0] is 5"),
+            )
+        ),
+        ("chat/completions", {"messages": [user("a")], "tools": {"a": 1}}, "tools is"),
+        ("chat/completions", {"messages": [user("a")], "tools": [{"function": {}}]}, "its name"),
         ("generate", {"prompt_token_ids": [1, "a"]}, "not a list of tokens"),
         ("generate", {"prompt_token_ids": [1], "max_tokens": 1.5}, "max_tokens is 1.5"),
     ],

@@ -250,3 +250,14 @@ def test_schemas_of_others() -> None:
     assert wrong_arguments(tool, {"nullable": "x", "place": "Oslo", "unit": "C"}) is None
     assert wrong_arguments(tool, {"place": "O"}) == "place: 'O' is too short"
     assert wrong_arguments(tool, {"days": [1, "2"]}) == "days[1]: '2' is not of type 'integer'"
+
+
+@pytest.mark.parametrize("body", ["", "{", '{"name": "", "arguments": {}}'])
+def test_calls_without_an_end_are_read_up_to_a_limit(body: str) -> None:
+    """Each error in JSON counts the lines before it: 43,000 empty calls took 17 s."""
+    text = f"<tool_call>{body}</tool_call>" * 43_000
+    reply = read_reply(text, TOOLS)
+    assert reply.tool_calls == () and reply.problem is not None
+    assert re.search(r"And 9[78] more calls are wrong", reply.problem)
+    reply = read_reply(call("now") * 101, TOOLS)
+    assert len(reply.tool_calls) == 100 and reply.problem == "Only the first 100 calls were read."

@@ -44,6 +44,11 @@ def test_settings_of_runs_are_compared_key_by_key(runs: tuple[Watched, ...]) -> 
         ("curves", {"section": "learning", "from": "x"}, "from 'x' is no number"),
         ("memory", {"run": "2"}, "no run 2. There are 0 to 1"),
         ("seconds", {"run": "0.5"}, "no run 0.5"),
+        ("seconds", {"run": "nan"}, "run 'nan' is no number"),
+        ("curves", {"section": "learning", "to": "nan"}, "to 'nan' is no number"),
+        ("groups", {"step": "inf"}, "step 'inf' is no whole number"),
+        ("ends", {"step": "nan"}, "step 'nan' is no number"),
+        ("group", {"step": "9", "group": "-inf"}, "group '-inf' is no whole number"),
         ("group", {"step": "9", "group": "0"}, "no trajectories of step 9"),
     ],
 )

@@ -108,6 +108,10 @@ def test_a_token_is_written_once_and_for_its_owner_alone(tmp_path: Path) -> None
     token = read_token(path)
     assert read_token(path) == token and len(token) >= 16
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"mode 644.*chmod 600"):
+        read_token(path)
+    path.chmod(0o600)
     path.write_text("short\n")
     with pytest.raises(ConfigError, match="holds no token"):
         read_token(path)

@@ -35,11 +35,22 @@ def _read_message(given: object, where: str) -> Mapping[str, Any]:
         "role": "system" if role == "developer" else role,  # newer models call it so
         "content": _read_text(given.get("content"), f"{where}.content"),
     }
-    message |= {key: given[key] for key in ("name", "tool_call_id") if given.get(key)}
-    if given.get("tool_calls"):
-        calls = enumerate(given["tool_calls"])
-        message["tool_calls"] = [_read_call(call, f"{where}.tool_calls[{i}]") for i, call in calls]
+    for key in ("name", "tool_call_id"):
+        if given.get(key):
+            message[key] = _read_name(given[key], f"{where}.{key}")
+    calls = given.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise DataError(f"{where}.tool_calls is {short_repr(calls)}, and a list is needed.")
+    if calls:
+        places = enumerate(calls)
+        message["tool_calls"] = [_read_call(call, f"{where}.tool_calls[{i}]") for i, call in places]
     return message
+
+
+def _read_name(given: object, where: str) -> str:
+    if not isinstance(given, str):
+        raise DataError(f"{where} is {short_repr(given)}, and text is needed.")
+    return given
 
 
 def _read_text(content: object, where: str) -> str:
@@ -62,8 +73,10 @@ def _read_call(given: object, where: str) -> dict[str, Any]:
         values = parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError:  # as the policy wrote it: templates take text, too
         values = arguments
-    call = {"name": function.get("name", ""), "arguments": values}
-    return {"type": "function", "id": given.get("id", ""), "function": call}
+    name = _read_name(function.get("name", ""), f"{where}.function.name")
+    call_id = _read_name(given.get("id") or "", f"{where}.id")
+    call = {"name": name, "arguments": values}
+    return {"type": "function", "id": call_id, "function": call}
 
 
 def read_tools(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -73,9 +86,14 @@ def read_tools(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """
     tools = request.get("tools") or []
     if not isinstance(tools, list) or not all(
-        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
+        isinstance(tool, Mapping)
+        and isinstance(tool.get("function"), Mapping)
+        and isinstance(tool["function"].get("name"), str)
+        for tool in tools
     ):
-        raise DataError(f"tools is {short_repr(tools)}, not a list of objects with a function.")
+        raise DataError(
+            f"tools is {short_repr(tools)}, not a list of objects with a function and its name."
+        )
     return () if request.get("tool_choice") == "none" else tuple(tools)
 
 
@@ -97,10 +115,10 @@ def read_count(request: Mapping[str, Any], name: str) -> int | None:
 def read_stop(request: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the request's stop strings; empty if it has none."""
     given = request.get("stop") or ()
-    stops = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(stop, str) and stop for stop in stops):
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, list | tuple) or not all(isinstance(s, str) and s for s in stops):
         raise DataError(f"stop is {short_repr(given)}, and texts are needed.")
-    return stops
+    return tuple(stops)
 
 
 def say_the_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
