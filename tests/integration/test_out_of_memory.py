@@ -188,6 +188,7 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
     assert "ulimit -v" in " ".join(outcome.err.split())  # it should have fitted
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_rank_whose_system_gives_no_more(tmp_path: Path) -> None:
     settings = config("limited", where="ray", ranks=2)

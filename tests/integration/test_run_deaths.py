@@ -207,7 +207,7 @@ def test_a_killed_process_ends_the_run_with_its_name(
 ASYNCHRONOUS = ("--rollout.staleness", "1", "--algorithm.correction", "{name: truncate}")
 
 
-@pytest.mark.parametrize("phase", ["training", slow("rollout")])
+@pytest.mark.parametrize("phase", [slow("training"), slow("rollout")])
 def test_an_engine_that_is_killed_while_others_work_is_named(
     run_until: RunUntil, phase: Phase
 ) -> None:

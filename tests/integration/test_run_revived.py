@@ -40,7 +40,7 @@ def config(engine: str, staleness: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("engine", "staleness", "process"),
     [
-        ("transformers", 0, "ray::EngineActor"),
+        slow("transformers", 0, "ray::EngineActor"),
         slow("vllm", 0, "VLLM::EngineCore"),
         ("vllm", 1, "VLLM::EngineCore"),
     ],

@@ -148,6 +148,7 @@ def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home
     assert metrics(home / "early") == metrics(home / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
     outcome = run_with("rank.step:kill:call=5", home, "sft", "rank", "--cluster.where", "ray")

@@ -88,7 +88,7 @@ CASES = {
 }
 
 
-@settings(max_examples=percent(15))
+@settings(max_examples=percent(6))
 @given(**CASES)
 def test_answers_are_true_and_each_of_their_changes_is_needed(
     job: str, model: str, ranks: int, stage: int, checkpointing: bool, cards: str, host: int
