@@ -31,6 +31,7 @@ MARK = "PLIMSOLL_TEST_RUN"
 """The environment variable by which all processes of a run are found, whoever their parent is."""
 
 _PATIENCE = 600.0
+_AFTER_ITS_END = 120.0
 """Seconds that anything may take: a bound on hanging, on a machine that others use too."""
 
 _CLOCKED = re.compile(r"seconds/|sync/seconds|memory_bytes/|tokens_per_second")
@@ -155,6 +156,7 @@ class Command:
                 start_new_session=True,
             )
         self._lines: list[str] = []
+        _latest[:] = [self]
 
     def read_until(self, start: str) -> str:
         """Wait for a line of output that starts so; gives it."""
@@ -217,11 +219,19 @@ def cut_off(whole: Path, copy: Path, step: int) -> None:
             shutil.rmtree(checkpoint)
 
 
+_latest: list[Command] = []
+"""The command that was started last, until its failure is noted."""
+
+
 def wait_for(condition: Callable[[], object], what: str, seconds: float = _PATIENCE) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        if _latest and _latest[0].process.poll():  # it failed: what it leaves is soon done
+            deadline = min(deadline, time.monotonic() + _AFTER_ITS_END)
+            what = f"{what} of a command that ended with: {_latest[0].errors}"
+            _latest.clear()
         time.sleep(0.1)
 
 

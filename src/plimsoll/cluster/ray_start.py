@@ -49,20 +49,15 @@ def start_ray(config: ClusterConfig) -> None:
     try:
         if config.address is not None and config.address != AUTO:
             check_reachable(config.address)
-        with (
-            authentication(config.address),
-            _listen_to(loopback_only=config.address is None),
-            _keep_signal_handler(),
-            _start_own_process_groups(),
-            _end_children_on_error(),
-        ):
-            ray.init(
-                address=config.address or "local",
-                include_dashboard=None if config.address else False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _temp_dir=None if config.address else make_ray_folder(),
-            )
+        try:
+            _begin(config)
+        except Exception as error:
+            # On a busy machine: Ray waits for its node for 30 s (ray/_private/node.py).
+            if "timed out during startup" not in str(error):
+                raise
+            tell("Ray did not start within 30 s on this busy machine: once more")
+            ray.shutdown()
+            _begin(config)
     except Exception as error:  # Ray raises plain exceptions, too
         if config.address is None:
             raise PlimsollError(
@@ -76,6 +71,23 @@ def start_ray(config: ClusterConfig) -> None:
             "host:port of its head node, and join it with this machine (`ray start --address`) and "
             "the head's ~/.ray/auth_token; or leave it out to run on this machine alone."
         ) from error
+
+
+def _begin(config: ClusterConfig) -> None:
+    with (
+        authentication(config.address),
+        _listen_to(loopback_only=config.address is None),
+        _keep_signal_handler(),
+        _start_own_process_groups(),
+        _end_children_on_error(),
+    ):
+        ray.init(
+            address=config.address or "local",
+            include_dashboard=None if config.address else False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=None if config.address else make_ray_folder(),
+        )
 
 
 def device_of_joined_cluster(config: ClusterConfig, engines: int) -> Device:
