@@ -7,6 +7,7 @@ pattern here takes linear time.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from urllib.parse import urlsplit
@@ -47,6 +48,7 @@ _SHORTEST = 12
 """Characters of a variable's value that is masked wherever it occurs; less may be any word."""
 
 
+@functools.lru_cache(maxsize=1024)  # the names of the environment, at each text that is printed
 def is_secret(name: str) -> bool:
     """Return whether values of this name are secret: of a setting, or an environment variable."""
     return _SECRET_NAME.match(name) is not None
