@@ -53,6 +53,7 @@ def divided_ppo() -> dict[str, Any]:
     config["rollout"] |= VLLM | {"engines": 2, "sync": {"rehearse": True}}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
+        config[role]["model"] |= {"dtype": "bfloat16"}
     config["algorithm"]["policy_loss"] = {"name": "own_loss.py:loss"}
     return config
 
