@@ -77,7 +77,7 @@ def _companions(module: PolicyModel | ValueModel, adapter: Path, base: ModelConf
     tokenizer = load_tokenizer(source, trust)
     if has_own and not tokenizer.chat_template:
         tokenizer.chat_template = load_tokenizer(base.path, trust).chat_template
-    files = companions(module.lm, tokenizer, None)
+    files = companions(module.lm, tokenizer, "none")
     if files.generation is None or not (adapter / GENERATION_CONFIG_NAME).is_file():
         return files
     with as_config_error(str(adapter), GENERATION_CONFIG_NAME):

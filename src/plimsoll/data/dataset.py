@@ -188,7 +188,7 @@ def load_responses(
             for pair in pairs.items
             for sample, desirable in ((pair.chosen, True), (pair.rejected, False))
         )
-        return Loaded(items, pairs.bad_rows, pairs.cut_rows, pairs.stripped)
+        return Loaded(items, pairs.bad_rows, pairs.cut_rows, pairs.stripped, pairs.rendered)
     field, label_column = turns_field(source), source.label
     assert label_column is not None
 

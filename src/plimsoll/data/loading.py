@@ -16,7 +16,7 @@ from plimsoll.data.pieces import TextPiece
 from plimsoll.data.report import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.sources import names_of, read_rows
-from plimsoll.data.template import Draft, Template, render_drafts
+from plimsoll.data.template import Draft, Template, has_control_tokens, render_drafts
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.data.written import check_written
 from plimsoll.errors import ConfigError, DataError
@@ -40,8 +40,8 @@ def ignore_rows(rows: int) -> None:
 
 
 @dataclass(frozen=True)
-class Stripped:
-    """Rows of which the chat template leaves out reasoning that would not be learned."""
+class Told:
+    """Rows that are used, and of which something is told."""
 
     rows: int
     """The number of these rows."""
@@ -58,8 +58,10 @@ class Loaded(Generic[T]):
     """The rows that cannot be used; empty unless `data.on_bad_row` is `skip`."""
     cut_rows: int
     """The number of rows cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
-    stripped: Stripped | None = None
-    """The rows without their reasoning; None if there are none."""
+    stripped: Told | None = None
+    """The rows of which the chat template leaves out reasoning that would not be learned."""
+    rendered: Told | None = None
+    """The rows whose text has tokens of the chat template: it seems to be rendered already."""
 
 
 def _keep(pieces: tuple[TextPiece, ...]) -> tuple[TextPiece, ...]:
@@ -101,6 +103,8 @@ class _RenderedRow:
     """The pieces of each sequence."""
     stripped: bool
     """Whether the chat template leaves out reasoning that would not be learned."""
+    rendered: bool
+    """Whether the text of a turn has tokens of the chat template."""
 
 
 CheckRow = Callable[[RawRow, int, Template], CheckedRow]
@@ -132,6 +136,7 @@ def load_rows(
     bad: list[BadRow] = []
     present: dict[str, None] = {}
     stripped: list[str] = []
+    rendered: list[str] = []
     read, cut, key = 0, 0, source_key(data, source)
     rows = read_rows(source, whole=whole)
     while part := list(islice(rows, ROWS_AT_ONCE)):
@@ -143,6 +148,7 @@ def load_rows(
                 items.append(finished.item)
                 cut += finished.longest > data.max_tokens
                 stripped += [finished.place] if finished.stripped else []
+                rendered += [finished.place] if finished.rendered else []
         read += len(part)
         count_rows(len(part))
         if data.on_bad_row == "stop":  # a missing column stops the run: no need to read on
@@ -150,8 +156,8 @@ def load_rows(
     # Only some rows may have tools, so this column is checked after all rows are read.
     check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
     settle(source.path, read, bad, data.on_bad_row)
-    stripped_rows = Stripped(len(stripped), stripped[0]) if stripped else None
-    return Loaded(tuple(items), tuple(bad), cut, stripped_rows)
+    told = (Told(len(places), places[0]) if places else None for places in (stripped, rendered))
+    return Loaded(tuple(items), tuple(bad), cut, *told)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:
@@ -182,7 +188,9 @@ class _FinishedRow(Generic[T]):
     place: str = ""
     """The place of the row, as `file:line`."""
     stripped: bool = False
-    """Whether reasoning was left out, as in `_RenderedRow.stripped`."""
+    """As in `_RenderedRow`."""
+    rendered: bool = False
+    """As in `_RenderedRow`."""
 
 
 def _finish_rows(
@@ -218,7 +226,8 @@ def _finish_rows(
             longest = max(len(tokens) for tokens, _ in sequences)
             raw = row.row.row
             item = _attempt(raw, partial(finish, row.row, sequences))
-            yield _FinishedRow(item, longest, f"{raw.file}:{raw.line}", row.stripped)
+            place = f"{raw.file}:{raw.line}"
+            yield _FinishedRow(item, longest, place, row.stripped, row.rendered)
 
 
 def _render_rows(rows: Sequence[CheckedRow | BadRow]) -> list[_RenderedRow | BadRow]:
@@ -230,7 +239,9 @@ def _render_rows(rows: Sequence[CheckedRow | BadRow]) -> list[_RenderedRow | Bad
         drafted = [(part, next(results)) for part in row.sequences]
         parts = [_finish_rendering(part, result) for part, result in drafted]
         stripped = any(stripped for _, stripped in parts)
-        return _check_length(_RenderedRow(row, tuple(pieces for pieces, _ in parts), stripped))
+        rendered = any(map(has_control_tokens, (part.draft for part in row.sequences)))
+        sequences = tuple(pieces for pieces, _ in parts)
+        return _check_length(_RenderedRow(row, sequences, stripped, rendered))
 
     return [
         row if isinstance(row, BadRow) else _attempt(row.row, partial(finish_row, row))

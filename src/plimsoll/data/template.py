@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.data.pieces import (
+    ChatTurn,
     Messages,
     TextPiece,
     TextSpan,
@@ -74,6 +75,22 @@ class Template:
         """The variables of the chat template besides the messages."""
         tools = list(self.tools) or None
         return {**self.tokenizer.special_tokens_map, "tools": tools, "documents": None}
+
+    @cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """A pattern of the tokenizer's special tokens."""
+        return re.compile("|".join(map(re.escape, self.specials)) or r"(?!)")
+
+    @cached_property
+    def control_tokens(self) -> frozenset[str]:
+        """The special tokens that the chat template writes into a conversation of its own."""
+        end = self.turn_end()
+        try:
+            pieces = self.render_prompt([{"role": "user", "content": "?"}])
+        except DataError:  # The template wants further turns.
+            pieces = ()
+        written = self.special_pattern.findall("".join(piece.text for piece in pieces))
+        return frozenset(written if end is None else [*written, end])
 
     def with_tools(self, tools: Tools) -> Template:
         """Return the template for conversations that may call these tools.
@@ -168,7 +185,10 @@ class Draft:
 
 def render_drafts(drafts: Sequence[Draft]) -> list[tuple[TextPiece, ...] | ConfigError]:
     """Return the pieces of each conversation, or the error that refuses it; all in one go."""
-    drafts = [replace(draft, turns=draft.template.with_system(draft.turns)) for draft in drafts]
+    drafts = [
+        replace(draft, turns=_without_ends(draft.template, draft.template.with_system(draft.turns)))
+        for draft in drafts
+    ]
     plans = [_attempt(partial(_plan, draft)) for draft in drafts]
     asked = [plan for plan in plans if isinstance(plan, RenderRequest)]
     renderings = iter(render(asked))
@@ -178,6 +198,32 @@ def render_drafts(drafts: Sequence[Draft]) -> list[tuple[TextPiece, ...] | Confi
         else plan
         for draft, plan in zip(drafts, plans, strict=True)
     ]
+
+
+def _without_ends(template: Template, turns: Messages) -> Messages:
+    """Return the turns; an assistant's text loses the end of its turn, which the template adds."""
+    if template.jinja is None:
+        return turns
+
+    def without_end(turn: ChatTurn) -> ChatTurn:
+        text = str(turn.get("content") or "").rstrip()
+        if turn["role"] != "assistant" or not text.endswith(template.specials):
+            return turn
+        return {**turn, "content": text.removesuffix(template.turn_end() or "")}
+
+    return [*map(without_end, turns)]
+
+
+def has_control_tokens(draft: Draft) -> bool:
+    """Return whether the text of a turn has special tokens that the chat template itself writes.
+
+    The end of an assistant's turn at the end of its text does not count.
+    """
+    template = draft.template
+    texts = [str(turn["content"]) for turn in _without_ends(template, draft.turns)]
+    if template.jinja is None or not any(map(template.special_pattern.search, texts)):
+        return False
+    return any(token in text for token in template.control_tokens for text in texts)
 
 
 def _attempt(work: Callable[[], T]) -> T | ConfigError:
@@ -305,13 +351,15 @@ def make_template(
 
 
 def given_template(data: DataConfig) -> str | None:
-    """Return the Jinja template that a config sets; None if it sets none, or no row is rendered.
+    """Return the Jinja template that a config sets; `none` if no row is rendered.
+
+    None: rows are rendered by the tokenizer's own template.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     configured = data.rendered_by
-    return None if configured in (None, "none") else _read_template(configured)
+    return configured if configured in (None, "none") else _read_template(configured)
 
 
 def _check_system(template: Template) -> None:

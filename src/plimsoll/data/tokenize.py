@@ -65,8 +65,9 @@ def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece]) -> list[Tokenized]:
+    end = tokenizer.eos_token
     encoded = tokenizer(
-        [piece.text for piece in pieces],
+        [_without_end(piece.text, end) if piece.closed else piece.text for piece in pieces],
         add_special_tokens=False,  # templates write their own; plain text gets `begin`
         return_offsets_mapping=True,
         return_attention_mask=False,
@@ -75,6 +76,12 @@ def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece]) -> 
     )
     encodings = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [_mark(piece, ids, offsets, tokenizer.eos_token_id) for piece, ids, offsets in encodings]
+
+
+def _without_end(text: str, end: str | None) -> str:
+    """Return a text that is to be closed without the end that it has already."""
+    stripped = text.rstrip()
+    return stripped.removesuffix(end) if end and stripped.endswith(end) else text
 
 
 def _mark(piece: TextPiece, ids: list[int], offsets: list[TextSpan], end: int | None) -> Tokenized:

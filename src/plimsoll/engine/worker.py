@@ -478,10 +478,13 @@ class Worker:
         """Exchange a role's weights with their moving average; a second call undoes it."""
         self._trained_engine(role).swap_average()
 
-    def save_model(self, role: RoleName, directory: Path, template: str | None = None) -> None:
+    def save_model(
+        self, role: RoleName, directory: Path, template: str | None = "none"
+    ) -> str | None:
         """Write a role's model in Hugging Face format, or only its adapter in PEFT's format.
 
-        All ranks must call it. `template`: a chat template, as for `companions`.
+        All ranks must call it. `template`: a chat template, as for `companions`, whose `added_end`
+        is returned.
         """
         engine = self._engine(role)
         source = self._sources[role]
@@ -491,6 +494,7 @@ class Worker:
         adapted = isinstance(source, TrainedRole) and source.adapter is not None
         write = write_adapter if adapted else write_model
         write(engine, companion_files, directory, self._place.rank)
+        return companion_files.added_end
 
     def release(self, role: RoleName) -> None:
         """Drop a role that only scores, and free its memory."""

@@ -53,10 +53,13 @@ class Companions:
     Attributes:
         tokenizer: the tokenizer, with the chat template that the model was trained with.
         generation: the generation config; None for a model that scores.
+        added_end: the end of the template's turns, if the model's own files do not name it as an
+            end of responses.
     """
 
     tokenizer: PreTrainedTokenizerBase
     generation: GenerationConfig | None
+    added_end: str | None = None
 
 
 def companions(
@@ -67,17 +70,22 @@ def companions(
     Args:
         lm: the trained model.
         tokenizer: the tokenizer of the model that training began with, newly read.
-        template: the Jinja template of training, which becomes the tokenizer's, and whose end of
-            turn becomes an end token of generation. None: training used the tokenizer's template.
+        template: the Jinja template of training, which becomes the tokenizer's. None: training
+            used the tokenizer's own. The end of its turns becomes an end token of generation.
+            `none`: training used no template.
     """
     generation = deepcopy(lm.generation_config) if lm.can_generate() else None
+    if template == "none":
+        return Companions(tokenizer, generation)
     if template is not None:
         tokenizer.chat_template = template
-        end = make_template(tokenizer, template, None).turn_end()
-        if generation is not None and end is not None:
-            token = int(tokenizer.convert_tokens_to_ids(end))
-            generation.eos_token_id = _with_end(generation.eos_token_id, token)
-    return Companions(tokenizer, generation)
+    end = None if generation is None else make_template(tokenizer, template, None).turn_end()
+    if generation is None or end is None:
+        return Companions(tokenizer, generation)
+    ends, token = generation.eos_token_id, int(tokenizer.convert_tokens_to_ids(end))
+    generation.eos_token_id = _with_end(ends, token)
+    known = generation.eos_token_id == ends or token == tokenizer.eos_token_id
+    return Companions(tokenizer, generation, None if known else end)
 
 
 def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:

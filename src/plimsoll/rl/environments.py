@@ -29,7 +29,7 @@ from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments, Player
 from plimsoll.rollout.protocol import calls_by_engine
-from plimsoll.rollout.text import end_tokens
+from plimsoll.rollout.text import end_tokens, ending
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
 
@@ -167,7 +167,8 @@ def _rules(spec: RunSpec[RlConfig], name: str, kind: EnvironmentKind) -> Episode
             "a further sample; or set data.chat_template to a template that does not."
         )
     _check_tools(name, kind, config, template)
-    ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
+    known = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
+    ends = ending(template.tokenizer, known, spec.config.rollout.sampling.stop).tokens
     read = _reader(config, template, spec.config.rollout)
     keeps_end = isinstance(kind, EnvironmentFactory) and kind.keeps_end
     codec = TurnCodec(template, ends, read, config.max_observation_tokens, keeps_end)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transformers import GenerationConfig
@@ -18,6 +20,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What ends a response."""
+
+    tokens: tuple[int, ...]
+    """The ids of the model's end tokens, and of stop strings that are special tokens."""
+    strings: tuple[str, ...]
+    """The other stop strings."""
+    shows_special: bool
+    """Whether a stop string has a special token in it, so that it must be sought in text that has
+    them."""
+
+
+@lru_cache(maxsize=16)
+def ending(
+    tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], stop: tuple[str, ...]
+) -> Ending:
+    """Return what ends a response, from the model's end tokens and `sampling.stop`."""
+    specials = _special_tokens(tokenizer)
+    tokens = {*ends, *(specials[string] for string in stop if string in specials)}
+    strings = tuple(string for string in stop if string not in specials)
+    shows_special = any(special in string for string in strings for special in specials)
+    return Ending(tuple(sorted(tokens)), strings, shows_special)
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    added = tokenizer.added_tokens_decoder.items()
+    return {str(token): number for number, token in added if token.special}
+
+
 class Decoder:
     """The tokenizer of an engine's model, with which responses are decoded and their ends found."""
 
@@ -25,27 +57,39 @@ class Decoder:
         self.tokenizer = load_tokenizer(model, trust_remote_code)
         self.end_tokens = end_tokens(model, self.tokenizer, trust_remote_code)
 
+    def ending(self, sampling: SamplingConfig) -> Ending:
+        """Return what ends a response."""
+        return ending(self.tokenizer, self.end_tokens, sampling.stop)
+
     def stops(self, tokens: Ints, sampling: SamplingConfig) -> bool:
         """Return whether one of the stop strings ends the response."""
-        return self._stop(tokens, sampling) is not None
+        return self._before_stop(tokens, sampling) is not None
 
     def text(self, tokens: Ints, sampling: SamplingConfig) -> str:
         """Return the response as a person reads it: no special tokens, cut before a stop string."""
-        return self._plain(tokens)[: self._stop(tokens, sampling)]
+        before = self._before_stop(tokens, sampling)
+        if before is None:
+            return self._decode(tokens, special=False)
+        for special in _special_tokens(self.tokenizer):
+            before = before.replace(special, "")
+        return before
 
-    def _stop(self, tokens: Ints, sampling: SamplingConfig) -> int | None:
-        """Return where in the text the first stop string begins; None if there is none.
+    def _before_stop(self, tokens: Ints, sampling: SamplingConfig) -> str | None:
+        """Return the text before the first stop string; None if there is none.
 
         It must end after the first `min_new_tokens` tokens, as in vLLM.
         """
-        if not sampling.stop or len(tokens) <= sampling.min_new_tokens:
+        ending = self.ending(sampling)
+        if not ending.strings or len(tokens) <= sampling.min_new_tokens:
             return None
-        text, least = self._plain(tokens), len(self._plain(tokens[: sampling.min_new_tokens]))
-        places = [text.find(s, max(0, least - len(s) + 1)) for s in sampling.stop]
-        return min((place for place in places if place >= 0), default=None)
+        text = self._decode(tokens, ending.shows_special)
+        least = len(self._decode(tokens[: sampling.min_new_tokens], ending.shows_special))
+        places = [text.find(s, max(0, least - len(s) + 1)) for s in ending.strings]
+        place = min((place for place in places if place >= 0), default=None)
+        return None if place is None else text[:place]
 
-    def _plain(self, tokens: Ints) -> str:
-        return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+    def _decode(self, tokens: Ints, special: bool) -> str:
+        return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=not special))
 
 
 def end_tokens(
@@ -71,22 +115,22 @@ def _generation_end(model: str) -> int | list[int] | None:
 def check_turn_end(template: Template, model: ModelConfig, sampling: SamplingConfig) -> None:
     """Check that the token that ends the chat template's turns ends the engines' responses, too.
 
-    If there is a stop string (`sampling.stop`), it may end responses instead.
+    A stop string (`sampling.stop`) may end responses instead.
 
     Raises:
         ConfigError: The token does not end responses. The message says where to add it.
     """
     end = template.turn_end()
     known = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
-    if end is None or sampling.stop:
+    if end is None:
         return
+    ways = ending(template.tokenizer, known, sampling.stop)
     token = template.tokenizer.convert_tokens_to_ids(end)
-    if token not in known:
+    if token not in ways.tokens and not ways.strings:
         names = ", ".join(map(str, template.tokenizer.convert_ids_to_tokens(list(known)))) or "none"
         raise ConfigError(
             f"The chat template ends the assistant's turns with {end} (token {token}), but the "
             f"tokens that end a response of {model.path} are: {names}. Every response would run on "
             f"to rollout.sampling.max_new_tokens. Add {token} to `eos_token_id` in the model's "
-            f"generation_config.json (a list may stand there), or set `eos_token` in its "
-            f"tokenizer_config.json to {end}."
+            f"generation_config.json (a list may stand there), or {end} to rollout.sampling.stop."
         )

@@ -122,8 +122,11 @@ class RunDirectory:
         return self.path / "trajectories" / f"step-{step:06d}.parquet"
 
     def write_config(self, text: str, template: str | None = None) -> None:
-        """Write the resolved config and its chat template; without one, remove an old template."""
-        if template is None:
+        """Write the resolved config and its chat template; without one, remove an old template.
+
+        `none` is no template, either.
+        """
+        if template in (None, "none"):
             self.template_path.unlink(missing_ok=True)
         else:
             write_whole(self.template_path, template)

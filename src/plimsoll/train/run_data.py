@@ -73,6 +73,13 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
                 f"{result.stripped.first}: those turns are not learned, and "
                 f"the model reads them without it"
             )
+        if result.rendered is not None:
+            session.progress.note(
+                f"{plural(result.rendered.rows, 'row')} of {key}, the first "
+                f"{result.rendered.first}, have tokens of the chat template in their text: if "
+                f"they are rendered already, they are now rendered twice, and data.chat_template: "
+                f"none takes them as they are"
+            )
     items = {key: result.items for key, result in loaded.items()}
     sources = sources_of(session.spec, items)
     check_rows(session, items, sources)

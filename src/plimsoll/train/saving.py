@@ -117,8 +117,13 @@ def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
         _go_back_to_best(session, cluster, state)
         with average_weights(session, cluster):
             path = session.directory.model_path.absolute()
-            cluster.all(Worker.save_model, "actor", path, session.template)
+            added, *_ = cluster.all(Worker.save_model, "actor", path, session.template)
     directory = session.directory
+    if added is not None:
+        session.progress.note(
+            f"responses of the model end with {added}, too, with which the chat template ends "
+            f"turns: generation_config.json has it beside the ends that it had"
+        )
     session.progress.note(trained_text(session.spec, directory.path, directory.model_path))
 
 

@@ -94,7 +94,7 @@ class RunSession:
     state: RunState
     """The state that this part of the run starts from."""
     template: str | None
-    """The Jinja template that the config sets; None if it sets none."""
+    """The Jinja template that the config sets, None for the tokenizer's own, or `none`."""
     resumed: Path | None
     """The checkpoint that the run resumes from; None in a new run."""
     started: float

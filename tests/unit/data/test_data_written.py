@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_responses, load_samples, load_steps
-from plimsoll.data.loading import Stripped
+from plimsoll.data.loading import Told
 from plimsoll.data.pieces import Messages, mark_unlearned
 from plimsoll.data.template import make_template
 from plimsoll.data.written import check_written
@@ -168,7 +168,7 @@ def test_rows_whose_reasoning_is_not_learned_are_counted(
     for load, named in columns:
         source = source_of(tmp_path, whole, row, row, **named)
         loaded = load(DataConfig(train=source), source, template)
-        assert loaded.stripped == Stripped(2, f"{source.path}:2") and not loaded.bad_rows
+        assert loaded.stripped == Told(2, f"{source.path}:2") and not loaded.bad_rows
     source = source_of(tmp_path, whole, {"turns": turns}, messages="turns")
     [bad] = load_samples(DataConfig(train=source, on_bad_row="skip"), source, template).bad_rows
     assert bad.line == 2 and re.search(r"turn 2 \(assistant\).* reasoning", bad.problem)

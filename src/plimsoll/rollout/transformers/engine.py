@@ -72,8 +72,8 @@ class TransformersEngine:
         prompts = request.each_prompt()
         tokens, mask = _pad_left([p.tokens for p in prompts], self._pad_token, self._spec.device)
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
-        ends = torch.tensor(self._decoder.end_tokens, device=self._spec.device)
-        recorder = Recorder(sampling, tokens.shape[1], ends)
+        ends = self._decoder.ending(sampling).tokens
+        recorder = Recorder(sampling, tokens.shape[1], torch.tensor(ends, device=self._spec.device))
         # Only the engine's card: torch warns if it has to fork the generators of several cards.
         cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(cards):
@@ -86,7 +86,7 @@ class TransformersEngine:
                 top_p=1.0,
                 top_k=0,
                 max_new_tokens=max(limits),
-                eos_token_id=list(self._decoder.end_tokens),
+                eos_token_id=list(ends),
                 pad_token_id=self._pad_token,
                 logits_processor=LogitsProcessorList([recorder]),
                 stopping_criteria=self._stopping(sampling, limits, tokens.shape[1]),
@@ -115,7 +115,7 @@ class TransformersEngine:
         criteria = StoppingCriteriaList()
         if min(limits) < max(limits):
             criteria.append(EndAtLimit(limits, prompt_tokens))
-        if sampling.stop:
+        if self._decoder.ending(sampling).strings:
             criteria.append(StopStrings(self._decoder, sampling, prompt_tokens))
         return criteria
 
@@ -144,9 +144,10 @@ class TransformersEngine:
 
         `generate` pads a response after its end until all have ended; the padding is not counted.
         """
-        ends = np.flatnonzero(np.isin(tokens, self._decoder.end_tokens))
+        ending = self._decoder.ending(sampling)
+        ends = np.flatnonzero(np.isin(tokens, ending.tokens))
         length = int(ends[0]) + 1 if len(ends) else len(tokens)
-        if not sampling.stop:
+        if not ending.strings:
             return length, len(ends) > 0
         first = (n for n in range(1, length + 1) if self._decoder.stops(tokens[:n], sampling))
         stop = next(first, None)

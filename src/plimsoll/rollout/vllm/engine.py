@@ -391,6 +391,7 @@ def _sampling_params(sampling: SamplingConfig, decoder: Decoder, most: int, seed
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    ending = decoder.ending(sampling)
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -401,9 +402,10 @@ def _sampling_params(sampling: SamplingConfig, decoder: Decoder, most: int, seed
         logprobs=0,
         flat_logprobs=True,
         seed=seed,
-        stop_token_ids=list(decoder.end_tokens),
-        stop=list(sampling.stop),
-        detokenize=bool(sampling.stop),
+        stop_token_ids=list(ending.tokens),
+        stop=list(ending.strings),
+        detokenize=bool(ending.strings),
+        skip_special_tokens=not ending.shows_special,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
