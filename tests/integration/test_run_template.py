@@ -192,8 +192,11 @@ def test_plain_text_saves_no_template_and_an_own_one_stays(home: Path) -> None:
     model = {"model": {"path": "own", "dtype": "float32"}}
     for name in (None, "none"):
         changes = {"data": {"chat_template": name}, "actor": model}
-        trained(home, "sft", changes | {"run": {"directory": f"kept-{name}"}})
+        out = trained(home, "sft", changes | {"run": {"directory": f"kept-{name}"}}).out
         saved = home / f"kept-{name}" / "model"
         assert (saved / "chat_template.jinja").read_text() == TEMPLATE + "{# its own #}"
         kept = json.loads((saved / "generation_config.json").read_text())
-        assert kept.items() >= json.loads(generation).items()
+        turns = AutoTokenizer.from_pretrained(saved).convert_tokens_to_ids(TURN)
+        ends = {"eos_token_id": 14 if name else [14, turns]}  # those that turns were learned with
+        assert kept.items() >= (json.loads(generation) | ends).items()
+        assert (f"responses of the model end with {TURN}, too" in out) == (name is None)

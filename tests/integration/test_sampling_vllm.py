@@ -33,6 +33,8 @@ from plimsoll.shapes.known_models import read_shape
 pytestmark = pytest.mark.engine
 
 TOKENIZER = make_tokenizer()
+TOKENIZER.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+TURN: int = TOKENIZER.convert_tokens_to_ids("<turn>")
 END: int = TOKENIZER.eos_token_id
 PROMPTS = tuple(
     Prompt(i, np.array(TOKENIZER.encode(text)), text) for i, text in enumerate(("1+1=", "12+34="))
@@ -159,3 +161,23 @@ def test_a_stop_string_before_the_fewest_tokens_does_not_count(
         least = TOKENIZER.decode(trajectory.response_tokens[:4], skip_special_tokens=True)
         assert trajectory.response_text.startswith(least)
         assert "3" not in trajectory.response_text[len(least) :]
+
+
+def test_special_tokens_end_responses_as_stop_strings(engine: tuple[VllmEngine, Runner]) -> None:
+    vllm, loop = engine
+    alone = SamplingConfig(max_new_tokens=40, stop=("<turn>",))
+    found = loop.run(vllm.generate(Request(PROMPTS, 24, alone, seed=2)))
+    assert any(t.response_tokens[-1] == TURN for t in found)
+    for trajectory in found:
+        assert TURN not in trajectory.response_tokens[:-1]
+        ended = trajectory.response_tokens[-1] in (TURN, END)
+        assert (trajectory.finish_reason == "stop") == ended
+    string = next(t for t in found if t.response_tokens[-1] == TURN)
+    last = TOKENIZER.decode(string.response_tokens[-2:])  # as "7<turn>"
+    longer = SamplingConfig(max_new_tokens=40, stop=(last,))
+    stopped = loop.run(vllm.generate(Request(PROMPTS, 24, longer, seed=2)))
+    for trajectory in stopped:
+        text = TOKENIZER.decode(trajectory.response_tokens)
+        assert last not in text[:-1] and "<turn>" not in trajectory.response_text
+    ended = [t for t in stopped if TOKENIZER.decode(t.response_tokens).endswith(last)]
+    assert ended and {t.finish_reason for t in ended} == {"stop"}

@@ -223,6 +223,27 @@ def test_plain_text_joins_contents_and_ends_once(base_tokenizer: Tokenizer) -> N
     assert same(actual, base_tokenizer, expected)
 
 
+@pytest.mark.parametrize("tail", ["</s>", "</s>\n"])
+def test_an_end_that_a_text_has_is_not_added_again(base_tokenizer: Tokenizer, tail: str) -> None:
+    ended = [*TURNS[:1], {"role": "assistant", "content": "yo" + tail}]
+    plain = make_template(base_tokenizer, "none", None)
+    assert same(conversation(plain, ended), base_tokenizer, [("<s>hi", False), ("yo</s>", True)])
+    [(document, _)] = plain.tokenize([plain.render_whole(ended)])
+    assert base_tokenizer.decode(document) == "<s>hiyo</s>"
+
+
+@pytest.mark.parametrize(
+    "jinja", [None, MARKS.replace("INSIDE", "").replace("AFTER", "<|im_end|>\n")]
+)
+def test_an_end_of_a_turn_that_a_text_has_is_not_added_again(
+    tokenizer: Tokenizer, jinja: str | None
+) -> None:
+    template = make_template(tokenizer, jinja, None)
+    ended = [*TURNS[:1], {"role": "assistant", "content": "yo<|im_end|>\n"}]
+    once, twice = (conversation(template, turns) for turns in (TURNS[:2], ended))
+    assert np.array_equal(once[0], twice[0]) and np.array_equal(once[1], twice[1])
+
+
 def test_a_prompt_of_several_turns_is_the_same_to_every_job(tokenizer: Tokenizer) -> None:
     """It is sampled from, learned in a conversation, and put before an answer of a pair."""
     template = make_template(tokenizer, "none", None)

@@ -174,6 +174,23 @@ def test_rows_whose_reasoning_is_not_learned_are_counted(
     assert bad.line == 2 and re.search(r"turn 2 \(assistant\).* reasoning", bad.problem)
 
 
+def test_rows_that_are_rendered_already_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    template = make_template(tokenizer, None, None)
+    ready = "".join(piece.text for piece in template.render_prompt([USER]))
+    rows = ({"q": "hi", "a": "yo<|im_end|>"}, {"q": ready, "a": "yo"}, {"q": ready, "a": "no"})
+    columns: list[tuple[Any, dict[str, str]]] = [
+        (load_samples, {"prompt": "q", "response": "a"}),
+        (load_prompts, {"prompt": "q"}),
+    ]
+    for load, named in columns:
+        source = source_of(tmp_path, *rows, **named)
+        assert load(DataConfig(train=source), source, template).rendered == Told(
+            2, f"{source.path}:2"
+        )
+        plain = make_template(tokenizer, "none", None)
+        assert load(DataConfig(train=source), source, plain).rendered is None
+
+
 def test_plain_text_has_contents_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = source_of(tmp_path, {"turns": [USER, THOUGHT]}, {"turns": [USER, REASONED]})
     source = source.model_copy(update={"messages": "turns"})

@@ -230,7 +230,7 @@ def test_scoring_leaves_codes_of_4_bits_as_they_are(untied: Path) -> None:
 def written(untied: Path, tmp_path: Path) -> Path:
     module = adapted(untied)
     shake(module)
-    beside = companions(module.lm, load_tokenizer(str(untied)), None)
+    beside = companions(module.lm, load_tokenizer(str(untied)), "none")
     save_adapter(module, trained(module), beside, tmp_path / "adapter")
     return tmp_path / "adapter"
 

@@ -56,7 +56,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_written_files_equal_the_files_that_were_read(home: Path) -> None:
     policy = load_policy(settings_for(home / "first"), CPU)
-    beside = companions(policy.lm, make_tokenizer(), None)
+    beside = companions(policy.lm, make_tokenizer(), "none")
     write_plain(policy, torch.float32, beside, home / "again")
     first, again = (load_file(home / name / "model.safetensors") for name in ("first", "again"))
     assert again.keys() == first.keys()

@@ -14,7 +14,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.model.tiny import tiny_config
-from plimsoll.rollout.text import check_turn_end, end_tokens
+from plimsoll.rollout.text import Ending, check_turn_end, end_tokens, ending
 
 TURNS = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 END_OF_TEXT, END_OF_TURN = 0, 1
@@ -56,7 +56,21 @@ def test_an_end_of_turn_that_engines_would_sample_past_is_refused(
     told = str(caught.value)
     assert "<|im_end|> (token 1)" in told and "are: <|endoftext|>." in told
     assert "generation_config.json" in told and "rollout.sampling.max_new_tokens" in told
-    check(model, tokenizer, "</answer>")
+    assert "rollout.sampling.stop" in told
+    for stop in ("</answer>", "<|im_end|>", "<|im_end|>\n"):
+        check(model, tokenizer, stop)
+    with pytest.raises(ConfigError):
+        check(model, tokenizer, "<|endoftext|>")
+
+
+def test_stop_strings_that_are_special_tokens_are_end_tokens(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    stop = ("<|im_end|>", "</answer>")
+    ways = ending(tokenizer, (END_OF_TEXT,), stop)
+    assert ways == Ending((END_OF_TEXT, END_OF_TURN), ("</answer>",), shows_special=False)
+    longer = ending(tokenizer, (END_OF_TEXT,), ("<|im_end|>\n",))
+    assert longer == Ending((END_OF_TEXT,), ("<|im_end|>\n",), shows_special=True)
 
 
 @pytest.mark.parametrize("ends", [END_OF_TURN, [END_OF_TEXT, END_OF_TURN]])

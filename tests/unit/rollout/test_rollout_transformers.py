@@ -255,6 +255,33 @@ def test_a_stop_string_before_the_fewest_tokens_does_not_count(engine: Transform
         assert "3" not in trajectory.response_text[len(least) :]
 
 
+def test_special_tokens_end_responses_as_stop_strings(tmp_path: Path) -> None:
+    """Alone they are end tokens; within a longer string they are sought where it is."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    turn = tokenizer.convert_tokens_to_ids("<turn>")
+    config = tiny_config("qwen2", True, vocab=32, hidden=32, feed_forward=48)
+    config.initializer_range = 0.3
+    write_tiny_model(tmp_path / "model", config, 0, tokenizer)
+    own, asked = make_engine(tmp_path / "model"), prompts("3+7=", "12+34=")
+    alone = answers(own, asked, SamplingConfig(max_new_tokens=60, stop=("<turn>",)), responses=24)
+    assert any(turn in t.response_tokens for t in alone)
+    for trajectory in alone:
+        assert turn not in trajectory.response_tokens[:-1]
+        ended = trajectory.response_tokens[-1] in (turn, END)
+        assert (trajectory.finish_reason == "stop") == ended
+    sampling = SamplingConfig(max_new_tokens=60, stop=("<turn>7",))
+    longer, stopped = answers(own, asked, sampling, responses=48), 0
+    for trajectory in longer:
+        text = tokenizer.decode(trajectory.response_tokens)
+        assert "<turn>7" not in text[:-1] and "<turn>" not in trajectory.response_text
+        stopped += text.endswith("<turn>7")
+        if text.endswith("<turn>7"):
+            expected = text.removesuffix("<turn>7").replace("<turn>", "")
+            assert trajectory.response_text == expected and trajectory.finish_reason == "stop"
+    assert stopped and any("<turn>" in tokenizer.decode(t.response_tokens) for t in longer)
+
+
 def test_left_padding_does_not_change_a_result(engine: TransformersEngine) -> None:
     greedy = SamplingConfig(max_new_tokens=16, temperature=0)
     together = answers(engine, prompts(*TEXTS), greedy)

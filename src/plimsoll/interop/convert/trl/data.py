@@ -390,4 +390,8 @@ def remarks(o: Options) -> Iterator[Remark]:
         why = "the template of another model's tokenizer: write it into a .jinja file"
         yield Remark("lacking", "chat_template_path", why)
     if o.given("eos_token"):
-        yield Remark("lacking", "eos_token", "responses end as the template has it")
+        yield Remark(
+            "lacking",
+            "eos_token",
+            "the end of the template's turns ends responses, and is saved so",
+        )
