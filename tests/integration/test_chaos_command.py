@@ -25,6 +25,7 @@ def chaos(home: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]:
     return outcome.code, outcome.out, [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_killed_and_torn_runs_end_like_the_undisturbed_one_and_the_rest_is_done_later(
     home: Path,
 ) -> None:

@@ -76,7 +76,7 @@ BOUNDS: Mapping[Numbers, Bound] = {
 2021, https://arxiv.org/abs/2110.02861, figure 4."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES[::2], *map(slow, CASES[1::2])], ids=str)
 def test_an_engine_learns_weighs_and_goes_on(
     case: Case,
     tied: Path,
@@ -112,7 +112,7 @@ SLEEPERS = (
 )
 
 
-@pytest.mark.parametrize("case", SLEEPERS, ids=str)
+@pytest.mark.parametrize("case", [*SLEEPERS[::2], *map(slow, SLEEPERS[1::2])], ids=str)
 def test_a_rank_that_sleeps_learns_the_same(
     case: Case, tied: Path, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_leak_in_a_reward_is_named(home: Path) -> None:
     (home / "leaky.py").write_text(LEAKY)
     changes: dict[str, dict[str, Any]] = {

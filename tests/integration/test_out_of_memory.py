@@ -246,6 +246,7 @@ def test_a_rank_that_the_kernel_kills(
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
     settings = config("plain", where="ray")
     settings["algorithm"]["policy_loss"] = {"name": "clip"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from choice import slow
 from commands import wait_for
 from listeners import listening
 from ray.cluster_utils import Cluster
@@ -24,7 +25,7 @@ from plimsoll.errors import ConfigError
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(params=["disabled", "token"])
+@pytest.fixture(params=[slow("disabled"), "token"])
 def head(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, str]]:

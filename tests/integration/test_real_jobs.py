@@ -205,7 +205,7 @@ def plain_base(smollm2: Path, quantization: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("quantization", [slow("none"), "nf4"])
+@pytest.mark.parametrize("quantization", [slow("none"), slow("nf4")])
 def test_an_adapter_beside_its_base_and_merged(
     home: Path, smollm2: Path, quantization: str
 ) -> None:

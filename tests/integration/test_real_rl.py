@@ -59,6 +59,7 @@ def plain_logprobs(model: Any, trajectory: Trajectory) -> torch.Tensor:
     return continuation_logprobs(model, tokens, len(prompt))
 
 
+@pytest.mark.slow
 def test_grpo_learns_as_plain_transformers_does(home: Path, smollm2: Path) -> None:
     config = rl_config("grpo", smollm2, 4)
     config["rollout"] |= {"transformers": {}}

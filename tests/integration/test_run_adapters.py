@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("quantization", "way"), [("none", "separate"), slow("nf4", "merged")])
+@pytest.mark.parametrize(("quantization", "way"), [slow("none", "separate"), slow("nf4", "merged")])
 def test_ppo_with_an_adapter(
     home: Path, quantization: str, way: str, shared_ray: tuple[str, ...]
 ) -> None:

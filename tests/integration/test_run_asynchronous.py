@@ -103,6 +103,7 @@ def test_a_replay_learns_the_same(home: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before | after)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_first_samples_what_was_not_learned_from(home: Path) -> None:
     cut_off(home / "whole", home / "parts", 2)
     waiting = unlearned(home / "whole", 2)

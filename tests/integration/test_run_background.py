@@ -136,6 +136,7 @@ def test_training_goes_on_while_a_copy_is_written(
     assert_same(home / "slow", whole)
 
 
+@pytest.mark.slow
 def test_actor_and_critic_are_saved_in_the_background(home: Path) -> None:
     for name, flags in (("ppo", ()), ("ppo_background", IN_BACKGROUND)):
         done = run_here(home, "ppo", "ppo.yaml", "--run.directory", name, *flags)

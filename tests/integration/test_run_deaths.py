@@ -179,7 +179,7 @@ def assert_only_one_in_its_group(command: Command) -> None:
         slow("ray::EngineActor", "rollout", "vllm", "rollout engine 0", KILLED),
         slow("ray::EngineActor", "training", "transformers", "rollout engine 0", KILLED),
         slow("ray::RankActor", "rollout", "transformers", "training rank [01]", KILLED),
-        ("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
+        slow("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_name(
@@ -229,7 +229,7 @@ def test_an_engine_that_is_killed_while_others_work_is_named(
 @pytest.mark.parametrize(
     ("kind", "phase", "engine", "name"),
     [
-        ("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0"),
+        slow("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0"),
         slow("ray::EngineActor", "training", "transformers", "rollout engine 0"),
         slow("ray::RankActor", "training", "transformers", "training rank [01]"),
     ],
@@ -256,6 +256,7 @@ def test_a_stopped_process_ends_the_run_with_its_name(
     assert_nothing_left(command)
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nobody_works_ends_with_where_all_are(run_until: RunUntil) -> None:
     own = ("--algorithm.policy_loss.name", "marks:stuck", "--algorithm.epochs", "1")
     command = run_until("training", "transformers", 1, *HANG_TIMEOUT, *own)
@@ -287,6 +288,7 @@ def test_a_run_goes_on_when_it_was_stopped_itself(run_until: RunUntil) -> None:
     assert line.startswith("stopping after this step")
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
     command = run_until("training", "transformers", 1)
     assert_own_heap(command)
@@ -319,6 +321,7 @@ def test_a_signal_while_processes_start_ends_the_run_at_once(tmp_path: Path) -> 
         command.kill_all()
 
 
+@pytest.mark.slow
 def test_a_killed_controller_leaves_no_ranks_and_engines_behind(run_until: RunUntil) -> None:
     command = run_until("training", "transformers", 1)
     command.process.kill()
@@ -331,6 +334,7 @@ def test_a_killed_controller_leaves_no_ranks_and_engines_behind(run_until: RunUn
     wait_for(only_agents, "the end of ranks and engines", PROMISED)
 
 
+@pytest.mark.slow
 def test_who_is_named_is_where_a_failure_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_local_run_learns_from_exact_episodes_and_repeats_itself(home: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_vllm_plays_them_on_ray_and_a_critic_credits_turns(
     home: Path, shared_ray: tuple[str, ...]
 ) -> None:

@@ -137,6 +137,7 @@ def test_sft_learns_and_its_model_computes_what_the_trainer_computed(home: Path)
     assert rows[-1]["eval/loss"] == pytest.approx(-found.mean(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_goes_away_comes_to_its_end(home: Path) -> None:
     command = Command(home, "sft", "sft.yaml", "--run.directory", "unseen", "--run.steps", "3")
     command.read_until("sft: 3 steps")

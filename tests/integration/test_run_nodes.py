@@ -87,6 +87,7 @@ def noted_nodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return nodes
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_nodes_after_one_is_lost(tmp_path: Path) -> None:
     write_task(tmp_path)
     config = copy.deepcopy(SFT)
@@ -185,6 +186,7 @@ sys.exit(main(sys.argv[1:]))
 """The command, which also prints the addresses of its ranks."""
 
 
+@pytest.mark.slow
 def test_ranks_of_two_hosts_reach_each_other(
     home: Path, one_process: list[dict[str, Any]], two_hosts: str
 ) -> None:

@@ -40,9 +40,9 @@ def config(engine: str, staleness: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("engine", "staleness", "process"),
     [
-        slow("transformers", 0, "ray::EngineActor"),
+        ("transformers", 0, "ray::EngineActor"),
         slow("vllm", 0, "VLLM::EngineCore"),
-        ("vllm", 1, "VLLM::EngineCore"),
+        slow("vllm", 1, "VLLM::EngineCore"),
     ],
 )
 def test_an_engine_that_is_killed_is_started_again(
@@ -74,7 +74,7 @@ def test_an_engine_that_is_killed_is_started_again(
     assert all(killed[name].equal(whole[name]) for name in whole)
 
 
-@pytest.mark.parametrize("engine", ["transformers", slow("vllm")])
+@pytest.mark.parametrize("engine", [slow("transformers"), slow("vllm")])
 def test_an_engine_that_runs_out_of_memory_samples_fewer_sequences_at_once(
     engine: str, tmp_path: Path
 ) -> None:

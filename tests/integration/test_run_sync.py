@@ -363,6 +363,7 @@ def test_one_stale_tensor_at_a_small_learning_rate_is_caught_in_float32(tmp_path
         assert gap is not None and float(gap[1]) < BOUND / 20
 
 
+@pytest.mark.slow
 def test_each_stage_of_an_engine_takes_its_own_layers(tmp_path: Path) -> None:
     """Two processes of a layer each, both with the tied embedding."""
     with (

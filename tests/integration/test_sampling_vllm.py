@@ -118,6 +118,7 @@ def test_vllms_own_settings_are_its_own(engine: tuple[VllmEngine, Runner]) -> No
     assert engine[0]._llm.vllm_config.scheduler_config.max_num_batched_tokens == 640
 
 
+@pytest.mark.slow
 def test_a_draft_model_takes_its_cache_from_the_engines(model: Path, tmp_path: Path) -> None:
     """As many blocks as both models' keys and values leave; and what is sampled is the policy's."""
     shape = tiny_config("qwen2", False, vocab=32, hidden=128, heads=4, feed_forward=96)
