@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from choice import slow
 from engine_cases import BATCHES, RATES, Setting, make_batch, own_packs, sft_step, zero_stage
 from ranks import RankProcesses
 

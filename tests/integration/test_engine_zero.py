@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from choice import slow
 from engine_cases import BATCHES, SPARSE, Setting, own_packs, train_sft_with_dry_step, zero_stage
 from engine_jobs import JOBS
 from engine_reference import (
