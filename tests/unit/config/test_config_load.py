@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from examples import percent
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.algorithm import RlAlgorithm
@@ -175,6 +176,7 @@ OPTIONS: st.SearchStrategy[object] = st.one_of(
 )
 
 
+@settings(max_examples=percent(30))
 @given(
     directory=st.text(st.characters(codec="utf-8", exclude_characters="\0")),  # no path has NUL
     rate=st.floats(min_value=0, exclude_min=True, allow_infinity=False),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from examples import percent
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.yaml_tree import read_tree, read_value, write_tree
@@ -60,6 +61,7 @@ def test_a_flag_that_looks_like_yaml_syntax_stands_for_itself(text: str) -> None
 
 
 @example({"<<": None})
+@settings(max_examples=percent(30))
 @given(TREES)
 def test_what_is_written_is_read_back(tree: dict[str, object]) -> None:
     assert read_tree(write_tree(tree), "f").values == tree

@@ -88,7 +88,7 @@ CASES = {
 }
 
 
-@settings(max_examples=percent(6))
+@settings(max_examples=percent(3))
 @given(**CASES)
 def test_answers_are_true_and_each_of_their_changes_is_needed(
     job: str, model: str, ranks: int, stage: int, checkpointing: bool, cards: str, host: int
@@ -137,7 +137,7 @@ def grid(trials: Trials) -> Iterator[Turned]:
             yield turned
 
 
-@settings(max_examples=percent(4))
+@settings(max_examples=percent(2))
 @given(**CASES)
 def test_nothing_of_a_grid_that_fits_is_cheaper_than_the_smallest_change(
     job: str, model: str, ranks: int, stage: int, checkpointing: bool, cards: str, host: int

@@ -115,7 +115,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=percent(40))
+@settings(max_examples=percent(15))
 @given(of=configs, key=st.sampled_from(sorted(MORE)))
 def test_more_of_something_leaves_no_card_emptier(of: RunSpec[Any], key: str) -> None:
     more = with_(of, key, MORE[key])
@@ -126,7 +126,7 @@ def test_more_of_something_leaves_no_card_emptier(of: RunSpec[Any], key: str) ->
     assert not [phase for phase in before if after[phase] < scores * before[phase]]
 
 
-@settings(max_examples=percent(40))
+@settings(max_examples=percent(15))
 @given(of=configs, key=st.sampled_from(sorted(LESS)))
 def test_what_saves_memory_leaves_no_card_fuller(of: RunSpec[Any], key: str) -> None:
     less = with_(of, key, LESS[key])

@@ -79,7 +79,7 @@ def errors(found: Plan) -> set[str | None]:
     return {one.code for one in found.problems if one.severity == "error"}
 
 
-@settings(max_examples=percent(40))
+@settings(max_examples=percent(15))
 @given(
     job=st.sampled_from(sorted(ROWS)),
     model=st.sampled_from(["Qwen/Qwen2.5-7B", "microsoft/phi-4", "mistralai/Mixtral-8x7B-v0.1"]),
