@@ -296,6 +296,8 @@ class Advantages:
 
 
 def token_mean(x_L: Tensor, counts: BatchCounts) -> Tensor:
-    """Return the micro-batch's share of the mean over the step's learned tokens: a scalar."""
-    assert counts.tokens > 0
-    return x_L.sum() / counts.tokens
+    """Return the micro-batch's share of the mean over the step's learned tokens: a scalar.
+
+    It is 0 in a step without such tokens.
+    """
+    return x_L.sum() / max(1, counts.tokens)

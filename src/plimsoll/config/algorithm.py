@@ -84,6 +84,9 @@ class RlAlgorithm(Settings):
     """Clip the change of the value by this much; null turns value clipping off."""
     kl: Annotated[KlConfig | None, BeforeValidator(_none)] = KlConfig()
     """The KL from the reference; none: no reference is loaded at all."""
+    mask_truncated: bool = False
+    """Learn nothing from responses that were cut off at their longest, as in DAPO
+    (arXiv 2503.14476, section 3.4). Their rewards still count in the advantages of others."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the mean token entropy that is added to the objective."""
     epochs: PositiveInt = 1

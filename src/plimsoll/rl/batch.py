@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
@@ -112,8 +112,13 @@ def pack_batch(
     critic_ranks: int,
     step: int,
 ) -> Batch:
-    """Return the episodes in random mini-batches, each divided into packs for the ranks."""
+    """Return the episodes in random mini-batches, each divided into packs for the ranks.
+
+    With `algorithm.mask_truncated` the episodes that were cut off have no learned tokens.
+    """
     seed, algorithm = (spec.run.seed, step), spec.config.algorithm
+    if algorithm.mask_truncated:
+        episodes = [_unlearned(e) if e.finish_reason == "length" else e for e in episodes]
     shuffled = np.random.default_rng([*seed, 0]).permutation(len(episodes))
     trajectories = [branch for episode in episodes for branch in episode.branches]
     ends = np.cumsum([len(episode.branches) for episode in episodes])
@@ -132,6 +137,12 @@ def pack_batch(
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
     critics = layout if same else lay_out_for(critic_minis, critic_ranks)
     return Batch(episodes, trajectories, layout, critics, seed)
+
+
+def _unlearned(episode: Trajectory) -> Trajectory:
+    """Return an episode of which no token is learned."""
+    branches = [replace(t, loss_mask=np.zeros_like(t.loss_mask)) for t in episode.branches]
+    return replace(branches[-1], earlier=tuple(branches[:-1]))
 
 
 def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
@@ -316,9 +327,16 @@ def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[s
 
 
 def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Return the means over trajectories of rewards, lengths, endings and repetition, by name."""
+    """Return the means over trajectories of rewards, lengths, endings and repetition, by name.
+
+    The spread of the rewards is theirs over all trajectories, with the population's deviation.
+    """
+    rewards = [t.reward for t in trajectories]
     return {
-        "reward": fmean(t.reward for t in trajectories),
+        "reward": fmean(rewards),
+        "reward_min": min(rewards),
+        "reward_max": max(rewards),
+        "reward_std": _deviation(rewards),
         **{
             f"reward/{part.name}": fmean(t.rewards[i].value for t in trajectories)
             for i, part in enumerate(trajectories[0].rewards)
@@ -330,6 +348,12 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         "repetition": repeating([t.response_tokens.tolist() for t in trajectories]),
         **episode_metrics(trajectories),
     }
+
+
+def _deviation(rewards: Sequence[float]) -> float:
+    """Return the population's standard deviation; NaN if a reward is not finite."""
+    with np.errstate(invalid="ignore"):
+        return float(np.std(rewards))
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
@@ -373,7 +397,7 @@ def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
     of_episodes = [
         np.concatenate([next(gaps) for _ in episode.branches]) for episode in batch.episodes
     ]
-    return fmean(float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L))
+    return fmean([float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L)] or [0.0])
 
 
 def _gaps(batch: Batch, scores: Scores) -> list[Floats]:

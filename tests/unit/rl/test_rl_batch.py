@@ -29,6 +29,7 @@ from plimsoll.rl.batch import (
     policy_stream,
     score,
     token_count,
+    token_scores,
     zero_signal,
 )
 from plimsoll.rl.critic import explained_variance, value_stream
@@ -334,6 +335,40 @@ def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts:
     assert found == [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
 
 
+@pytest.mark.parametrize("share_prompts", [False, True])
+@pytest.mark.parametrize("cut_off", [{0}, {0, 2}, {0, 1, 2, 3}])
+def test_of_what_is_cut_off_nothing_is_learned_and_its_reward_counts(
+    share_prompts: bool, cut_off: set[int]
+) -> None:
+    """As above; the first and the third are of one group, and the mean stays that of both."""
+    algorithm: dict[str, Any] = {
+        "advantage": {"name": "dr_grpo"},
+        "kl": {"place": "loss"},
+        "mask_truncated": True,
+        "mini_batches": 2,
+    }
+    settings = config(critic=False, share_prompts=share_prompts, **algorithm)
+    sampled = [
+        replace(t, finish_reason="length" if i in cut_off else "stop")
+        for i, t in enumerate(four([7, 3, 7, 3], (0, 0, 2, 0)))
+    ]
+    batch, scores = scores_of(settings, PlainCluster(2), sampled)
+    learnables = estimate_advantages(batch, scores, settings, 0.0, {})
+    whole = [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
+    expected = [[] if i in cut_off else own for i, own in enumerate(whole)]
+    found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
+    assert found == expected
+    counts = [mini.counts for mini in batch.layout.minis]
+    assert sum(c.tokens for c in counts) == sum(map(len, expected))
+    assert sum(c.sequences for c in counts) == 4
+    metrics = batch_metrics(batch, scores, 0.1)
+    assert metrics["reward"] == 3.25 and metrics["truncated"] == len(cut_off) / 4
+    assert np.isfinite([*metrics.values()]).all()
+    written = token_scores(batch, scores, learnables)
+    for t, own, row in zip(sampled, expected, written.advantages, strict=True):
+        assert t.loss_mask.all() and row.tolist() == (own or [0.0] * len(t.response_tokens))
+
+
 def test_greedy_rewards_are_those_of_the_group() -> None:
     algorithm: dict[str, Any] = {"advantage": {"name": "remax"}, "kl": "none"}
     settings = config(critic=False, **algorithm)
@@ -359,6 +394,7 @@ def test_metrics_of_a_batch_by_hand() -> None:
     learnables = estimate_advantages(batch, scores, settings, 0.1, {})
     metrics = batch_metrics(batch, scores, 0.1)
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
+    assert (metrics["reward_min"], metrics["reward_max"], metrics["reward_std"]) == (0, 2, 1)
     assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5
     assert metrics["truncated"] == 0.5 and metrics["zero_signal"] == 0
     # KL per response: 0.5 - 1 = -0.5 and 0.75.

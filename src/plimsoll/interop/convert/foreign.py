@@ -384,6 +384,7 @@ class Algorithm:
     critic_warmup_steps: Value = None
     epochs: Value = None
     mini_batches: Value = None
+    mask_truncated: Value = None
     critic_mini_batches: Value = None
     entropy_bonus: Value = None
     loss: Method | None = None

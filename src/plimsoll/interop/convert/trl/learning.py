@@ -106,6 +106,7 @@ def _grpo(o: Options) -> foreign.Algorithm:
         kl=_kl(o),
         epochs=o.take("num_iterations"),
         mini_batches=mini_batches(o),
+        mask_truncated=o.take("mask_truncated_completions"),
         entropy_bonus=o.take("entropy_coef"),
     )
 
@@ -165,6 +166,7 @@ def _rloo(o: Options) -> foreign.Algorithm:
         kl=_kl(o),
         epochs=o.take("num_iterations"),
         mini_batches=mini_batches(o),
+        mask_truncated=o.take("mask_truncated_completions"),
     )
 
 

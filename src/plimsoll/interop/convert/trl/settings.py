@@ -82,7 +82,6 @@ _ABSENT: tuple[Setting, ...] = (
     *absent(why.SAMPLING.unless(1.0), _RL, "repetition_penalty", NUMBER, 1.0),
     *absent(why.SAMPLING, _RL, "generation_kwargs vllm_structured_outputs_regex vllm_guided_decoding_regex", TEXT),
     *absent(why.NO_METHOD, "rloo", "normalize_advantages", BOOL, False),
-    *absent(why.METHOD, _RL, "mask_truncated_completions", BOOL, False),
     *absent(why.NO_METHOD.unless(1.0), "grpo", "top_entropy_quantile", NUMBER, 1.0),
     *absent(why.NO_METHOD, "grpo", "off_policy_mask_threshold", NUMBER),
     *absent(why.METHOD, "grpo", "use_adaptive_entropy", BOOL, False),
@@ -199,6 +198,7 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("scale_rewards", "grpo", TEXT, "group"),
     *settings("multi_objective_aggregation", "grpo", one_of("sum_then_normalize", "normalize_then_sum"), "sum_then_normalize"),
     *settings("entropy_coef", "grpo", NUMBER, 0.0),
+    *settings("mask_truncated_completions", _RL, BOOL, False),
     *settings("vllm_importance_sampling_mode", "grpo", one_of("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), "sequence_mask"),
     *settings("vllm_importance_sampling_clip_max", "grpo", NUMBER, 3.0, older="vllm_importance_sampling_cap", empty=True),
     # rewards
