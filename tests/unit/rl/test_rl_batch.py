@@ -364,8 +364,9 @@ def test_of_what_is_cut_off_nothing_is_learned_and_its_reward_counts(
     metrics = batch_metrics(batch, scores, 0.1)
     assert metrics["reward"] == 3.25 and metrics["truncated"] == len(cut_off) / 4
     assert np.isfinite([*metrics.values()]).all()
-    written = token_scores(batch, scores, learnables)
-    for t, own, row in zip(sampled, expected, written.advantages, strict=True):
+    written = token_scores(batch, scores, learnables).advantages
+    assert written is not None
+    for t, own, row in zip(sampled, expected, written, strict=True):
         assert t.loss_mask.all() and row.tolist() == (own or [0.0] * len(t.response_tokens))
 
 
