@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR, AdapterConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.checks import as_config_error
+from plimsoll.model.older_files import add_older_settings
 from plimsoll.model.policy import WRAPPER, Companions, PolicyModel, is_of_adapter, write_generation
 from plimsoll.model.quantization import dequantise
 from plimsoll.model.value import ValueModel
@@ -196,6 +197,7 @@ def save_adapter(
         (partial / ADAPTER_FILE).write_bytes(config)
         (partial / WEIGHTS).write_bytes(weights)
         beside.tokenizer.save_pretrained(partial)
+        add_older_settings(partial)
         if beside.generation is not None:
             write_generation(beside.generation, partial)
 

@@ -34,6 +34,7 @@ from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, add_noise
+from plimsoll.model.older_files import add_older_settings
 from plimsoll.model.sending import Arrays, send
 from plimsoll.model.token_logprobs import (
     Entropy,
@@ -334,6 +335,7 @@ def save_hf(
         save_torch_state_dict(tensors, partial, max_shard_size="5GB", metadata={"format": "pt"})
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
+        add_older_settings(partial)
         if generation_config is not None:
             write_generation(generation_config, partial)
 

@@ -1,0 +1,69 @@
+"""Settings of models and tokenizers in the form of transformers 4, beside that of transformers 5.
+
+transformers 5 writes some settings under new names alone. Version 4 does not find them, and takes
+its defaults without a word: a model with `rope_theta` 1,000,000 is computed with 10,000. Version 5
+reads both forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import CONFIG_NAME
+
+from plimsoll.run.files import write_whole
+
+_APART = ("rope_theta", "partial_rotary_factor")
+"""What version 4 has beside the settings that scale positions."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_RENAMED_CLASS = {"TokenizersBackend": "PreTrainedTokenizerFast"}
+"""The names of classes in transformers 5 and 4."""
+
+
+def add_older_settings(directory: Path) -> None:
+    """Add the older form to config.json and tokenizer_config.json, where they are."""
+    for name, add in ((CONFIG_NAME, with_older_model), (TOKENIZER_CONFIG, with_older_tokenizer)):
+        path = directory / name
+        if path.is_file():
+            settings = add(json.loads(path.read_text(encoding="utf-8")))
+            write_whole(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def with_older_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's settings with `rope_theta`, `rope_scaling` and `torch_dtype`, too."""
+    nested = {
+        name: with_older_model(part)
+        for name, part in config.items()
+        if name.endswith("_config") and isinstance(part, dict)
+    }
+    dtype = {"torch_dtype": config["dtype"]} if "dtype" in config else {}
+    return {**config, **nested, **dtype, **_older_rope(config.get("rope_parameters") or {})}
+
+
+def _older_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if "full_attention" in rope and "sliding_attention" in rope:  # as Gemma 3 has them
+        local = {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+        return local | _older_rope(rope["full_attention"])
+    if "rope_theta" not in rope:
+        return {}
+    if rope["rope_type"] == "default":
+        scaling = None
+    elif rope["rope_type"] == "longrope":  # Phi 3 refuses any other key
+        factors = {name: rope[name] for name in ("short_factor", "long_factor")}
+        scaling = {"type": "longrope", **factors}
+    else:
+        scaling = {name: value for name, value in rope.items() if name not in _APART}
+    return {**{name: rope[name] for name in _APART if name in rope}, "rope_scaling": scaling}
+
+
+def with_older_tokenizer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer's settings with its class and special tokens as version 4 reads them."""
+    older = dict(config)
+    if isinstance(name := older.get("tokenizer_class"), str):
+        older["tokenizer_class"] = _RENAMED_CLASS.get(name, name)
+    if isinstance(older.get("extra_special_tokens"), list):
+        older["additional_special_tokens"] = older.pop("extra_special_tokens")
+    return older

@@ -1,0 +1,121 @@
+"""Saved settings in the form of transformers 4, beside that of 5."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    Glm4Config,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.model.older_files import add_older_settings
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "pad_token_id": None,
+    "initializer_range": 0.2,
+}  # fmt: skip
+DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+CASES: dict[str, tuple[PreTrainedConfig, dict[str, Any]]] = {
+    "qwen2": (
+        Qwen2Config(**SHAPE, rope_parameters=dict(DEFAULT)),
+        {"rope_theta": 1e6, "rope_scaling": None},
+    ),
+    "llama3.1": (
+        LlamaConfig(**SHAPE, rope_parameters=dict(LLAMA3)),
+        {"rope_theta": 5e5, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}},
+    ),
+    "glm4": (
+        Glm4Config(**SHAPE, rope_parameters={**DEFAULT, "partial_rotary_factor": 0.5}),
+        {"rope_theta": 1e6, "rope_scaling": None, "partial_rotary_factor": 0.5},
+    ),
+    "gemma3": (
+        Gemma3TextConfig(
+            **SHAPE,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={
+                "full_attention": dict(LINEAR),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        {
+            "rope_theta": 1e6,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "rope_local_base_freq": 1e4,
+        },
+    ),
+    "phi3": (
+        Phi3Config(
+            **SHAPE,
+            original_max_position_embeddings=32,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 32,
+                **FACTORS,
+            },
+        ),
+        {
+            "rope_theta": 1e4,
+            "rope_scaling": {"type": "longrope", **FACTORS},
+            "partial_rotary_factor": 1.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_positions_are_in_both_forms_and_version_5_computes_the_same(
+    name: str, tmp_path: Path
+) -> None:
+    """The older keys are those of the models' publishers; version 4.57 gave the same logits."""
+    config, older = CASES[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    before = json.loads((tmp_path / "config.json").read_text())
+    add_older_settings(tmp_path)
+    after = json.loads((tmp_path / "config.json").read_text())
+    assert after == {**before, **older, "torch_dtype": "float32"}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.arange(60)[None] % 32
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_a_tokenizer_has_a_class_and_tokens_that_version_4_knows(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    tokenizer.save_pretrained(tmp_path)
+    add_older_settings(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert saved["additional_special_tokens"] == ["<turn>"]
+    assert "extra_special_tokens" not in saved
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again.encode("1+1<turn>") == tokenizer.encode("1+1<turn>")
+    assert again.decode(again.encode("1<turn>"), skip_special_tokens=True) == "1"
+
+
+def test_a_folder_without_settings_stays_as_it_is(tmp_path: Path) -> None:
+    add_older_settings(tmp_path)
+    assert not [*tmp_path.iterdir()]
