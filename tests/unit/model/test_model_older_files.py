@@ -23,10 +23,17 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.model.older_files import add_older_settings
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "pad_token_id": None,
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
     "initializer_range": 0.2,
-}  # fmt: skip
+}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
