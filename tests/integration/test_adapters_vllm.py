@@ -116,6 +116,7 @@ def merged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         yield Pair(worker, engine, loop)
 
 
+@pytest.mark.slow
 def test_a_merged_adapter_in_vllm_gives_the_trainers_log_probs(merged: Pair) -> None:
     assert prove(within(merged), 0).gap < ROUNDING
 

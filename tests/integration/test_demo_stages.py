@@ -80,6 +80,7 @@ def read_until(terminal: int, text: str) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_ends_the_demo_with_its_message_and_its_code(tmp_path: Path) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     (tmp_path / "runs" / "demo" / "sft").write_text("a file in the place of the run's directory")
@@ -90,6 +91,7 @@ def test_a_job_that_fails_ends_the_demo_with_its_message_and_its_code(tmp_path: 
     assert last.startswith("error: the demo ended in its stage sft, with exit code 2.")
 
 
+@pytest.mark.slow
 def test_a_demo_that_this_machine_cannot_run_ends_before_its_first_job(tmp_path: Path) -> None:
     """Its preparation says why: vLLM's build for CPUs needs g++."""
     outcome = run(tmp_path, "demo", environment={"PATH": "/nowhere"})

@@ -224,7 +224,7 @@ def check_complete(ledger: Sequence[LedgerRow]) -> None:
     check_sane(ledger)
 
 
-@pytest.mark.parametrize("job", ["ppo", *(slow(job) for job in COLUMNS if job != "ppo")])
+@pytest.mark.parametrize("job", [*map(slow, COLUMNS)])
 def test_every_phase_of_a_local_run_is_within_the_band(larger: Path, job: str) -> None:
     """A phase of every step also has what the one before it freed less than a second ago, which
     after the first step is a save's; PPO's loading and evaluation are known to be 13 % and 14 %

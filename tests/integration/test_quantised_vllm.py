@@ -69,6 +69,7 @@ def weight_bytes(worker: Any) -> int:
     return sum(p.nbytes for name, p in model.named_parameters() if "scale" not in name)
 
 
+@pytest.mark.slow
 def test_it_holds_what_the_price_says(model: Path, engine: tuple[VllmEngine, Runner]) -> None:
     made, loop = engine
     [held] = loop.run(made._llm.collective_rpc(weight_bytes))

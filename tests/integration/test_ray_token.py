@@ -25,7 +25,7 @@ from plimsoll.errors import ConfigError
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(params=[slow("disabled"), "token"])
+@pytest.fixture(params=[slow("disabled"), slow("token")])
 def head(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, str]]:

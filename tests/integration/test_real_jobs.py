@@ -120,6 +120,7 @@ def _link_weights(source: str, target: str) -> None:
     (os.link if os.path.getsize(source) > 2**20 else shutil.copy2)(source, target)
 
 
+@pytest.mark.slow
 def test_dpo_starts_from_its_reference_by_plain_transformers(
     home: Path, sft: Path, smollm2: Path
 ) -> None:

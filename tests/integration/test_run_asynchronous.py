@@ -118,7 +118,7 @@ def test_a_resumed_run_first_samples_what_was_not_learned_from(home: Path) -> No
     assert first.issuperset(waiting[:PROMPTS])
 
 
-@pytest.mark.parametrize("engine", ["vllm", slow("transformers")])
+@pytest.mark.parametrize("engine", [slow("vllm"), slow("transformers")])
 def test_requests_go_on_across_syncs_with_the_log_probs_of_the_trainer(
     tmp_path: Path, engine: str
 ) -> None:

@@ -144,6 +144,7 @@ def test_actor_and_critic_are_saved_in_the_background(home: Path) -> None:
     assert_same(home / "ppo_background", home / "ppo")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_amid_a_save_goes_on_from_the_one_before(
     home: Path, whole: Path
 ) -> None:

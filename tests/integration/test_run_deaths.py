@@ -174,7 +174,7 @@ def assert_only_one_in_its_group(command: Command) -> None:
 @pytest.mark.parametrize(
     ("kind", "phase", "engine", "name", "why"),
     [
-        ("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0", ENGINE_ENDED),
+        slow("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0", ENGINE_ENDED),
         slow("VLLM::EngineCore", "training", "vllm", "rollout engine 0", ENGINE_ENDED),
         slow("ray::EngineActor", "rollout", "vllm", "rollout engine 0", KILLED),
         slow("ray::EngineActor", "training", "transformers", "rollout engine 0", KILLED),

@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture(scope="module", params=["sft", "ppo"])
+@pytest.fixture(scope="module", params=["sft", slow("ppo")])
 def job(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -345,6 +345,7 @@ def test_a_dropped_tensor_is_named(pair: Pair) -> None:
         replace(pair, alter=without(STALE)).sync(5)
 
 
+@pytest.mark.slow
 def test_one_stale_tensor_at_a_small_learning_rate_is_caught_in_float32(tmp_path: Path) -> None:
     """Its gap is a hundredth of the absolute bound, but many times the rounding."""
     with (
