@@ -22,7 +22,14 @@ from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR, AdapterConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.checks import as_config_error
 from plimsoll.model.older_files import add_older_settings
-from plimsoll.model.policy import WRAPPER, Companions, PolicyModel, is_of_adapter, write_generation
+from plimsoll.model.policy import (
+    WRAPPER,
+    Companions,
+    PolicyModel,
+    is_of_adapter,
+    plain_name,
+    write_generation,
+)
 from plimsoll.model.quantization import dequantise
 from plimsoll.model.value import ValueModel
 from plimsoll.process.patterns import last_group
@@ -241,7 +248,11 @@ def read_adapter_config(directory: Path) -> Any:
 
 
 def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path) -> None:
-    """Add a saved adapter to the model that it was trained on; ConfigError if it does not fit."""
+    """Add a saved adapter to the model that it was trained on; ConfigError if it does not fit.
+
+    Whole weights that were saved beside it (PEFT's `modules_to_save`, and embeddings) take the
+    place of the model's.
+    """
     config.inference_mode = False
     config.modules_to_save = None
     with as_config_error(str(directory), WEIGHTS):
@@ -249,6 +260,7 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
     with as_config_error(str(directory), ADAPTER_FILE):
         _check_adapter_config(config, module, tensors)
         inject(module, config)
+    _replace_whole_weights(module, tensors)
     parameters = {_saved_name(n): p for n, p in module.named_parameters() if p.requires_grad}
     wrong = sorted(parameters.keys() ^ tensors.keys()) or sorted(
         name for name in parameters if parameters[name].shape != tensors[name].shape
@@ -261,6 +273,37 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
         )
     for name, parameter in parameters.items():
         parameter.data = tensors[name]
+
+
+def _replace_whole_weights(module: PolicyModel | ValueModel, tensors: dict[str, Tensor]) -> None:
+    """Move the tensors that are no adapter's to their places in the model.
+
+    An embedding and a head that were one tensor become two if they now differ, or if only the
+    embedding has an adapter. A tensor of another shape stays, but for its number of tokens.
+    """
+    every = dict(module.named_parameters(remove_duplicate=False))
+    frozen = {_saved_name(plain_name(n)): n for n, p in every.items() if not p.requires_grad}
+    places = {saved: frozen.get(saved.replace(f"{_BASE}.", ".")) for saved in tensors}
+    found = {
+        place: tensors.pop(saved)
+        for saved, place in places.items()
+        if place is not None and tensors[saved].shape[1:] == every[place].shape[1:]
+    }
+    embedding, head = module.lm.get_input_embeddings(), module.lm.get_output_embeddings()
+    base = getattr(embedding, "base_layer", embedding)
+    tied = head is not None and getattr(head, "weight", None) is base.weight
+    for place, tensor in found.items():
+        owner, _, leaf = place.rpartition(".")
+        weight = nn.Parameter(tensor.to(every[place].dtype), requires_grad=False)
+        setattr(module.get_submodule(owner), leaf, weight)
+    if tied and (embedding is not base or not torch.equal(head.weight, base.weight)):
+        if head.weight is base.weight:
+            head.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
+        module.lm.config.tie_word_embeddings = False
+    elif tied:
+        head.weight = base.weight
+    if head is not None:
+        module.lm.config.vocab_size = len(base.weight)
 
 
 def _check_adapter_config(config: Any, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

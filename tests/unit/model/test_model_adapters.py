@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from decided import decided_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError
@@ -240,6 +243,40 @@ def test_an_adapter_comes_back_from_disk(untied: Path, written: Path) -> None:
     shake(module)
     load_adapter(fresh, read_adapter_config(written), written)
     assert torch.equal(score(fresh), score(module))
+
+
+@pytest.mark.parametrize("base", ["tied", "untied"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+    ],
+    ids=str,
+)
+def test_whole_weights_and_embeddings_of_pefts_adapters_are_merged(
+    form: dict[str, Any], base: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What PEFT computes with the adapter is what the merged files compute without it."""
+    path = request.getfixturevalue(base)
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **form)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    peft = get_peft_model(model, config).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in peft.named_parameters():
+        if parameter.requires_grad and "modules_to_save" in name:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    peft.save_pretrained(tmp_path / "adapter")
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", str(path), dtype="float32")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, peft(ids).logits, rtol=0, atol=2e-5)
+        plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        assert (plain(ids).logits - merged(ids).logits).abs().max() > 1e-3
 
 
 def edit(directory: Path, **changes: object) -> None:
