@@ -45,6 +45,8 @@ def start_ray(config: ClusterConfig) -> None:
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # Ray would start a process for every core, to wait for tasks; a run has none.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+        # Ray would run ranks and engines at nice 15, behind the run's own rewards and all else.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray prints reports of dead workers whatever log_to_driver says; Plimsoll's errors name them.
     ray._private.worker._worker_logs_enabled = False
     try:
