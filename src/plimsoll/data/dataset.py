@@ -249,7 +249,7 @@ def load_prompts(
             max_new_tokens=limit_of(row, source.max_new_tokens, prompt_sampling),
             order_by=order_of(row, source.order_by),
             environment=environment,
-            is_text=source.messages is None,
+            is_text=len(messages) == 1 and isinstance(row.values.get(field), str),
         )
         draft = Draft(template, "prompt", mark_unlearned(messages))
         return CheckedRow(row, index, prompt.text, (Unrendered(draft, field),), prompt)

@@ -70,8 +70,15 @@ class Template:
     """The tokenizer's special tokens, as text."""
     vocabulary: int | None = None
     """The size of the model's vocabulary; None if it is unknown."""
+    date: str | None = None
+    """The date that the chat template may write, as ISO 8601; None: that of rendering."""
     tools: Tools = ()
     """The tools that a conversation may call."""
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template asks for the date."""
+        return "strftime_now" in (self.jinja or "")
 
     @cached_property
     def variables(self) -> Mapping[str, Any]:
@@ -295,7 +302,8 @@ def _plan(draft: Draft) -> RenderRequest | tuple[TextPiece, ...]:
         learned = [i for i, turn in enumerate(turns) if is_learned(turn)]
         beginnings = [cut for i in learned for cut in ((i, True), (i + 1, False))]
         beginnings = [cut for cut in beginnings if cut != (len(turns), False)]  # is the whole
-    return RenderRequest(template.jinja, turns, kind == "prompt", template.variables, beginnings)
+    asks, variables = kind == "prompt", template.variables
+    return RenderRequest(template.jinja, turns, asks, variables, beginnings, template.date)
 
 
 def _pieces(draft: Draft, rendering: Rendering | DataError) -> tuple[TextPiece, ...]:
@@ -357,6 +365,7 @@ def make_template(
     chat_template: str | None,
     system: str | None,
     vocabulary: int | None = None,
+    date: str | None = None,
 ) -> Template:
     """Return the template for a tokenizer, `data.chat_template` and `data.system`.
 
@@ -366,6 +375,7 @@ def make_template(
             the tokenizer's own.
         system: the setting `data.system`.
         vocabulary: the number of tokens that the model knows; None if it is unknown.
+        date: the setting `data.date`.
 
     Raises:
         ConfigError: there is no template, it is not valid Jinja, or the tokenizer lacks a needed
@@ -390,6 +400,7 @@ def make_template(
         begin=_begin_token(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
         vocabulary=vocabulary,
+        date=date,
     )
     _check_system(template)
     return template

@@ -351,7 +351,7 @@ def test_alpacas_columns_beside_a_prompt_of_text_are_read(
     assert shown(tokenizer, pair.rejected) == f"{asked}[Hm<|im_end|>]\n"
     source = source_of(tmp_path, row, prompt="instruction")
     [prompt] = load_prompts(DataConfig(train=source), source, template).items
-    assert tokenizer.decode(prompt.tokens) == asked
+    assert tokenizer.decode(prompt.tokens) == asked and not prompt.is_text
 
 
 @pytest.mark.parametrize("history", ["Hi.", [["Hi."]], [["Hi.", ""]], [{"role": "user"}]])
