@@ -277,17 +277,18 @@ def environment_of(row: RawRow, column: str | None, known: Collection[str]) -> s
     return name
 
 
-def further_columns(row: RawRow, source: SourceConfig) -> Mapping[str, object]:
-    """Return the values of columns that the source does not name, if JSON can hold them.
+def plain_columns(row: RawRow, source: SourceConfig) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the values of columns that the source names, and of the others, if JSON can hold them.
 
     Dates, bytes and the like are left out, as a run keeps all its rows in memory.
     """
-    named = source.columns()
-    return {
-        name: value
-        for name, value in row.values.items()
-        if name not in named and value is not None and is_plain(value)
-    }
+    columns = source.columns()
+    named: dict[str, object] = {}
+    others: dict[str, object] = {}
+    for name, value in row.values.items():
+        if value is not None and is_plain(value):
+            (named if name in columns else others)[name] = value
+    return named, others
 
 
 def label_of(row: RawRow, column: str) -> bool:
