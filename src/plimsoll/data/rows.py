@@ -163,8 +163,9 @@ def _history_turns(row: RawRow) -> Messages:
 
 def _said(pair: object) -> list[str] | None:
     """Return what was said in a pair of turns; None if it is not two texts."""
-    whole = isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
-    return pair if whole and all(text.strip() for text in pair) else None
+    if not isinstance(pair, list) or len(pair) != 2:
+        return None
+    return pair if all(isinstance(text, str) and text.strip() for text in pair) else None
 
 
 def response_turns(row: RawRow, column: str) -> Messages:

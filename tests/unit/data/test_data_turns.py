@@ -322,7 +322,7 @@ def test_roles_of_newer_models_are_the_usual_ones_where_a_template_has_no_such_r
     assert "Be long." not in text
 
 
-ALPACA = {"instruction": "Translate.", "input": "Good morning", "output": "Bonjour"}
+ALPACA: dict[str, Any] = {"instruction": "Translate.", "input": "Good morning", "output": "Bonjour"}
 
 
 def test_alpacas_columns_beside_a_prompt_of_text_are_read(
@@ -330,7 +330,10 @@ def test_alpacas_columns_beside_a_prompt_of_text_are_read(
 ) -> None:
     """They are read as LLaMA-Factory reads them, also from Parquet, and in pairs and prompts."""
     beside = {"system": "Be brief.", "history": [["Hi.", "Hello."]]}
-    rows = [{**ALPACA, **beside}, {**ALPACA, "system": "", "input": None, "history": None}]
+    rows: list[dict[str, Any]] = [
+        {**ALPACA, **beside},
+        {**ALPACA, "system": "", "input": None, "history": None},
+    ]
     columns = {"prompt": "instruction", "response": "output"}
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     asked = chat(
@@ -366,7 +369,12 @@ def test_a_history_of_another_form_is_a_bad_row(
 
 def test_a_system_message_beside_text_is_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """This is the form of Orca's pairs, and of HH-RLHF's dialogues beside a system message."""
-    row = {"system": "Be a pirate.", "question": "Where?", "good": "Arr.", "bad": "Here."}
+    row: dict[str, Any] = {
+        "system": "Be a pirate.",
+        "question": "Where?",
+        "good": "Arr.",
+        "bad": "Here.",
+    }
     dialogue = "\n\nHuman: Where?\n\nAssistant: "
     dialogues = {**row, "good": dialogue + "Arr.", "bad": dialogue + "Here."}
     template = make_template(tokenizer, None, None)
