@@ -57,6 +57,8 @@ class Prompt:
             itself gives; empty for a single source.
         columns: Everything else in the row, by column name, for rewards and environments: text,
             numbers, true and false, and lists and objects of these.
+        named: The values of the columns that settings name, such as the reference's, by their own
+            names.
         messages: The conversation before the template, for code that renders it with another
             template.
         max_new_tokens: The longest response to this prompt, or None if it has no limit of its own.
@@ -79,6 +81,7 @@ class Prompt:
     environment: str = ""
     is_text: bool = False
     reference_value: object = None
+    named: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def given_reference(self) -> object:

@@ -53,6 +53,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll eval CONFIG|RUN          how good a model is on held-out rows
   plimsoll export RUN --to DIR      a checkpoint as a model that others load
   plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
+  plimsoll try-reward CONFIG        the rewards of a config on the first rows
   plimsoll serve-reward CONFIG      the rewards of a config, over HTTP
   plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
   plimsoll watch RUN...             a live page of runs: curves, samples, memory
@@ -211,6 +212,7 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": tools.merge,
     "export": tools.export,
     "serve-reward": tools.serve_reward,
+    "try-reward": tools.try_reward,
     **{f"from-{name}": partial(convert_from, name) for name in ("openrlhf", "trl", "verl")},
     "setup-vllm": first.setup_vllm,
     "setup-verifiers": first.setup_verifiers,
@@ -220,7 +222,7 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "completion": first.completion,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "chaos"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "chaos", "try-reward"),
     *("from-openrlhf", "from-trl", "from-verl", "init", "completion", "complete"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks", "demo"),
 }

@@ -1,7 +1,7 @@
 """The commands about plans, runs, models and the machine.
 
-They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward, watch
-and chaos.
+They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward,
+try-reward, watch and chaos.
 """
 
 from __future__ import annotations
@@ -440,6 +440,31 @@ def serve_reward(words: list[str]) -> None:
 
     require_server()
     serve(choose_rewards(options.config, flags, options.reward), options.host, options.port)
+
+
+def try_reward(words: list[str]) -> None:
+    """Run `plimsoll try-reward` with these words."""
+    parser = Parser(
+        "try-reward",
+        usage="plimsoll try-reward CONFIG.yaml [--section.key VALUE ...] [options]",
+        description="Call the rewards of a config on the first rows, before any model is loaded. "
+        "Each row gets three responses: its reference, the reference of another row, and no text. "
+        "Ends with code 1 if a reward failed.",
+        epilog="Example: plimsoll try-reward grpo.yaml --rewards.mine.name rewards.py:mine",
+    )
+    parser.add_argument("config", help="a config of plimsoll rl")
+    parser.add_argument("--rows", type=int, default=4, help="of data.train (%(default)s)")
+    options, flags = parser.parse_with_flags(words)
+    if options.rows < 1:
+        parser.error(f"--rows is {options.rows}, and at least 1 row is needed")
+
+    from plimsoll.commands.try_reward import try_rewards
+    from plimsoll.errors import PlimsollError
+
+    tried = try_rewards(options.config, flags, options.rows)
+    show(tried.text())
+    if tried.failures:
+        raise PlimsollError("\n".join(tried.failures))
 
 
 def watch(words: list[str]) -> None:

@@ -23,7 +23,12 @@ from plimsoll.data.report import BadRow, RawRow, RowProblem
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
-from plimsoll.reward.references import check_references, check_rewards, check_votes
+from plimsoll.reward.references import (
+    check_columns,
+    check_references,
+    check_rewards,
+    check_votes,
+)
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
@@ -215,14 +220,19 @@ def _nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.conflict("nodes", why, fix, "nodes-without-cluster")
 
 
-def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
+def reward_problems(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield a problem for each reward that cannot be used here, or not with these rows."""
     if spec.sampling is None or spec.engines is None:
         return
     rewards = spec.sampling.rewards
     if unusable := [*check_rewards(rewards, spec.sampling.environments)]:
         yield from unusable
         return
-    yield from check_references(rewards, spec.data.sources())
+    sources = spec.data.sources()
+    firsts = {key: first_columns(source) for key, source in sources.items()}
+    known = {key: first.names for key, first in firsts.items() if first is not None}
+    yield from check_columns(rewards, known)
+    yield from check_references(rewards, sources)
     yield from check_votes(rewards, spec.eval_sets, spec.run.best)
 
 
@@ -236,7 +246,7 @@ INPUT_RULES = (
     _nodes,
     check_choices,
     lambda spec: check_engine_model(spec, "actor.model.path", spec.actor.model.path),
-    _rewards,
+    reward_problems,
     check_replayed,
 )
 

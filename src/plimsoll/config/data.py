@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from plimsoll.config.base import (
     OptionValue,
@@ -168,6 +169,11 @@ EvalSources = Annotated[
 """One set, or several by name."""
 
 
+def _check_date(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
 class DataConfig(Settings):
     """Rows, chat template, lengths, and what to do with bad rows."""
 
@@ -182,6 +188,9 @@ class DataConfig(Settings):
     `none` joins prompt and response as plain text and ends with the end-of-sequence token."""
     system: str | None = None
     """A system message put before every conversation that has none."""
+    date: Annotated[str, AfterValidator(_check_date)] | None = None
+    """The date that chat templates write (`strftime_now`), as in `2026-07-31` or
+    `2026-07-31T12:00`; default: when the run began, which a resumed run keeps."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """stop: refuse the data with file, line and field; skip: count and list them in the
     run directory."""

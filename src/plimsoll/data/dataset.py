@@ -35,10 +35,10 @@ from plimsoll.data.rows import (
     check_unmarked,
     conversation_of,
     environment_of,
-    further_columns,
     label_of,
     limit_of,
     order_of,
+    plain_columns,
     prompt_of,
     reference_of,
     turns_field,
@@ -234,36 +234,45 @@ def load_prompts(
     prompt_sampling = sampling or SamplingConfig()
 
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        messages = prompt_of(row, source)
-        reference = reference_of(row, source.reference)
-        environment = environment_of(row, source.environment, environments)
-        if check_reference is not None and reference is not None:
+        prompt = read_prompt(row, index, source, prompt_sampling, environments)
+        if check_reference is not None and (reference := prompt.given_reference) is not None:
             run_for_field(partial(check_reference, reference), source.reference or "")
-        prompt = Prompt(
-            index,
-            _NO_TOKENS,
-            readable_text(messages),
-            None if reference is None else reference_text(reference),
-            reference_value=None if isinstance(reference, str) else reference,
-            messages=tuple(messages),
-            max_new_tokens=limit_of(row, source.max_new_tokens, prompt_sampling),
-            order_by=order_of(row, source.order_by),
-            environment=environment,
-            is_text=source.messages is None,
-        )
-        draft = Draft(template, "prompt", mark_unlearned(messages))
+        draft = Draft(template, "prompt", mark_unlearned(prompt.messages))
         return CheckedRow(row, index, prompt.text, (Unrendered(draft, field),), prompt)
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Prompt:
         assert row.prompt is not None
-        return replace(
-            row.prompt,
-            tokens=_prompt_tokens(data, field, sequences[0]),
-            source=name if source.source is None else text_of(row.row.values, source.source),
-            columns=further_columns(row.row, source),
-        )
+        tokens = _prompt_tokens(data, field, sequences[0])
+        return replace(row.prompt, tokens=tokens, source=row.prompt.source or name)
 
     return load_rows(data, source, template, check, finish, count_rows, whole=True)
+
+
+def read_prompt(
+    row: RawRow,
+    index: int,
+    source: SourceConfig,
+    sampling: SamplingConfig,
+    environments: Collection[str] = (),
+) -> Prompt:
+    """Return the prompt of a row without its tokens; raise RowProblem if the row is bad."""
+    messages, reference = prompt_of(row, source), reference_of(row, source.reference)
+    named, columns = plain_columns(row, source)
+    return Prompt(
+        index,
+        _NO_TOKENS,
+        readable_text(messages),
+        None if reference is None else reference_text(reference),
+        source="" if source.source is None else text_of(row.values, source.source),
+        columns=columns,
+        named=named,
+        reference_value=None if isinstance(reference, str) else reference,
+        messages=tuple(messages),
+        max_new_tokens=limit_of(row, source.max_new_tokens, sampling),
+        order_by=order_of(row, source.order_by),
+        environment=environment_of(row, source.environment, environments),
+        is_text=len(messages) == 1 and isinstance(row.values.get(turns_field(source)), str),
+    )
 
 
 def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:

@@ -11,8 +11,10 @@ from types import NoneType
 
 from plimsoll.data.report import RowProblem
 
-SYSTEM = "system"
-"""The column that holds a row's system message beside its turns, as in ShareGPT's form."""
+SYSTEM, INPUT, HISTORY = BESIDE = ("system", "input", "history")
+"""The columns that are read beside a prompt, and that no setting names: the system message, the
+rest of Alpaca's `instruction`, and the turns before the prompt.
+"""
 _LARGEST_EXACT = 2**53
 """Up to this number, every whole number has a float of its own."""
 

@@ -22,7 +22,7 @@ from math import inf
 from plimsoll.data.fields import kind_of, text_of
 from plimsoll.data.pieces import Messages, count_alike
 from plimsoll.data.report import RawRow, RowProblem
-from plimsoll.data.rows import prompt_turns, response_turns, turns_of
+from plimsoll.data.rows import prompt_turns, response_turns, turns_of, with_system
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -122,6 +122,7 @@ def _pair_of_dialogues(row: RawRow, columns: PairColumns, *, plain: bool) -> Pai
     if not plain:
         turns = _dialogue_turns(before, columns.chosen)
         answers = [answer.strip() for answer in answers]
+    turns = with_system(turns, row, columns.chosen)
     return PairRow(turns, *([{"role": "assistant", "content": answer}] for answer in answers))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -10,12 +11,23 @@ from typing import Any
 
 import xxhash
 
+from plimsoll.config.json_text import parse_json
+from plimsoll.data.fields import kind_of
 from plimsoll.errors import ConfigError, DataError
 
 ChatTurn = Mapping[str, Any]
 """A message in OpenAI's form: `role`, `content` as text, and further keys for the template."""
 
 Messages = Sequence[ChatTurn]
+
+SYSTEM_ROLES = ("system", "developer")
+"""The roles of system messages: the usual one, and that of OpenAI's newer models."""
+
+TOOL_ROLES = ("tool", "ipython")
+"""The roles of tools' answers: the usual one, and that of Llama 3."""
+
+USUAL_ROLE: Mapping[str, str] = MappingProxyType({"developer": "system", "ipython": "tool"})
+"""The usual role in place of each that only some chat templates have."""
 
 UNLEARNED: Mapping[str, bool] = MappingProxyType({"train": False})
 """The key and value that mark an assistant's turn as not to be learned."""
@@ -126,6 +138,34 @@ def count_alike(first: Sequence[object], second: Sequence[object]) -> int:
 def tool_name(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool, or of a call of a tool. Raise KeyError if it has none."""
     return str(tool.get("function", tool)["name"])
+
+
+def call_arguments(given: object) -> dict[str, Any]:
+    """Return the arguments of a call as an object, where they may be JSON text of one, or missing.
+
+    Raises:
+        ValueError: they are not an object.
+    """
+    values = {} if given in (None, "") else given
+    values = parse_json(values) if isinstance(values, str) else values
+    if not isinstance(values, dict):
+        raise ValueError(f"an object is needed, not {kind_of(values)}")
+    return values
+
+
+def answer_text(given: object) -> object:
+    """Return what a tool answered as text, or as a list of parts of text.
+
+    Values that are neither become JSON text; no answer is empty text.
+    """
+    parts = (
+        isinstance(given, list)
+        and given
+        and all(isinstance(part, dict) and ("type" in part or "text" in part) for part in given)
+    )
+    if isinstance(given, str) or parts:
+        return given
+    return "" if given is None else json.dumps(given, ensure_ascii=False)
 
 
 def learn_whole(piece: TextPiece) -> TextPiece:

@@ -14,6 +14,8 @@ from plimsoll.config.files import nearest
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.fields import (
+    HISTORY,
+    INPUT,
     SYSTEM,
     checked_text,
     is_plain,
@@ -23,11 +25,21 @@ from plimsoll.data.fields import (
     present,
     text_of,
 )
-from plimsoll.data.pieces import Messages, Tools, drop_marks, is_learned, tool_name
+from plimsoll.data.pieces import (
+    SYSTEM_ROLES,
+    TOOL_ROLES,
+    Messages,
+    Tools,
+    drop_marks,
+    is_learned,
+    tool_name,
+)
 from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.turns import MARKS, messages_of
 from plimsoll.errors import ConfigError
 
+INSTRUCTION = "instruction"
+"""Alpaca's column of prompts, beside which `input` is a part of the prompt."""
 OF_EVERY_ROW = tuple(name for name in COLUMNS if name != "tools")
 """The settings of a source whose column every row must have."""
 
@@ -109,13 +121,51 @@ def prompt_of(row: RawRow, source: SourceConfig) -> Messages:
 
 
 def prompt_turns(row: RawRow, column: str) -> Messages:
-    """Return the turns of a column of prompts. Text becomes one turn of the user.
+    """Return the turns of a column of prompts, after the row's system message if it has one.
 
-    A list of turns must end with the user's (or a tool's).
+    Text becomes a turn of the user, after the turns of `history`. Beside Alpaca's `instruction`,
+    the text of `input` follows it in a line of its own. A list of turns must end with the user's
+    (or a tool's).
     """
-    if not isinstance(row.values.get(column), list):
-        return [{"role": "user", "content": _text_or_turns(row, column)}]
-    return _asking_turns(row, column)
+    if isinstance(row.values.get(column), list):
+        return _asking_turns(row, column)
+    text = _text_or_turns(row, column)
+    if column == INSTRUCTION and (further := _text_beside(row, INPUT)):
+        text = f"{text}\n{further}"
+    return with_system([*_history_turns(row), {"role": "user", "content": text}], row, column)
+
+
+def _text_beside(row: RawRow, column: str) -> str:
+    """Return the text of a column beside the one that is read; "" if it is missing or empty."""
+    value = row.values.get(column)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ""
+    return checked_text(value, column)
+
+
+def _history_turns(row: RawRow) -> Messages:
+    """Return the turns of `history`: pairs of what the user and the assistant said before."""
+    pairs = row.values.get(HISTORY) or []
+    texts = [_said(pair) for pair in pairs] if isinstance(pairs, list) else [None]
+    if None in texts:
+        raise RowProblem(
+            HISTORY,
+            "is not empty, and no list of [user's text, assistant's text], as it is beside a "
+            "prompt of text: write its turns into the prompt, or rename the column",
+        )
+    roles = ("user", "assistant")
+    return [
+        {"role": role, "content": text}
+        for said in texts
+        for role, text in zip(roles, said or (), strict=True)
+    ]
+
+
+def _said(pair: object) -> list[str] | None:
+    """Return what was said in a pair of turns; None if it is not two texts."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return None
+    return pair if all(isinstance(text, str) and text.strip() for text in pair) else None
 
 
 def response_turns(row: RawRow, column: str) -> Messages:
@@ -145,7 +195,7 @@ def _text_or_turns(row: RawRow, column: str) -> str:
 def _asking_turns(row: RawRow, column: str) -> Messages:
     messages = turns_of(row, column)
     last = messages[-1]["role"]
-    if last not in ("user", "tool"):
+    if last not in ("user", *TOOL_ROLES):
         raise RowProblem(
             f"{_last_place(row, column)}.role",
             f"is `{last}`, but the last turn of a prompt must be the user's",
@@ -159,13 +209,17 @@ def _last_place(row: RawRow, column: str) -> str:
 
 def turns_of(row: RawRow, column: str) -> Messages:
     """Return the turns of a column, after the row's system message if the row has one."""
-    messages = messages_of(row.values, column)
-    system = row.values.get(SYSTEM)
-    if not isinstance(system, str) or not system.strip() or column == SYSTEM:
+    return with_system(messages_of(row.values, column), row, column)
+
+
+def with_system(messages: Messages, row: RawRow, column: str) -> Messages:
+    """Return the messages of a column, after the row's system message if the row has one."""
+    system = "" if column == SYSTEM else _text_beside(row, SYSTEM)
+    if not system:
         return messages
-    in_turns = next((turn["content"] for turn in messages if turn["role"] == "system"), None)
+    in_turns = next((turn["content"] for turn in messages if turn["role"] in SYSTEM_ROLES), None)
     if in_turns is None:
-        return [{"role": "system", "content": checked_text(system, SYSTEM)}, *messages]
+        return [{"role": "system", "content": system}, *messages]
     if in_turns.strip() != system.strip():
         raise RowProblem(
             SYSTEM, f"is another system message than the one in `{column}`: keep one of them"
@@ -224,17 +278,18 @@ def environment_of(row: RawRow, column: str | None, known: Collection[str]) -> s
     return name
 
 
-def further_columns(row: RawRow, source: SourceConfig) -> Mapping[str, object]:
-    """Return the values of columns that the source does not name, if JSON can hold them.
+def plain_columns(row: RawRow, source: SourceConfig) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the values of columns that the source names, and of the others, if JSON can hold them.
 
     Dates, bytes and the like are left out, as a run keeps all its rows in memory.
     """
-    named = source.columns()
-    return {
-        name: value
-        for name, value in row.values.items()
-        if name not in named and value is not None and is_plain(value)
-    }
+    columns = source.columns()
+    named: dict[str, object] = {}
+    others: dict[str, object] = {}
+    for name, value in row.values.items():
+        if value is not None and is_plain(value):
+            (named if name in columns else others)[name] = value
+    return named, others
 
 
 def label_of(row: RawRow, column: str) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.files import nearest
 from plimsoll.data.arrow_values import ReadValue, value_reader
-from plimsoll.data.fields import SYSTEM
+from plimsoll.data.fields import BESIDE
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
 from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest_file
@@ -61,7 +61,7 @@ class Columns:
         tops = {top_of(column, present) for column in self.named}
         if self.whole or not tops or None in tops:
             return present
-        return [name for name in present if name in tops or name == SYSTEM]
+        return [name for name in present if name in tops or name in BESIDE]
 
 
 def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[RawRow | BadRow]:

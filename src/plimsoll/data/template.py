@@ -12,6 +12,7 @@ tokenized at once. The ranges come from one of three places:
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.data.pieces import (
+    SYSTEM_ROLES,
+    USUAL_ROLE,
     ChatTurn,
     Messages,
     TextPiece,
@@ -67,8 +70,15 @@ class Template:
     """The tokenizer's special tokens, as text."""
     vocabulary: int | None = None
     """The size of the model's vocabulary; None if it is unknown."""
+    date: str | None = None
+    """The date that the chat template may write, as ISO 8601; None: that of rendering."""
     tools: Tools = ()
     """The tools that a conversation may call."""
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template asks for the date."""
+        return "strftime_now" in (self.jinja or "")
 
     @cached_property
     def variables(self) -> Mapping[str, Any]:
@@ -91,6 +101,12 @@ class Template:
             pieces = ()
         written = self.special_pattern.findall("".join(piece.text for piece in pieces))
         return frozenset(written if end is None else [*written, end])
+
+    @cached_property
+    def roles(self) -> Mapping[str, str]:
+        """The usual role for each role that the chat template does not name."""
+        names = frozenset(re.findall(r"""['"](\w+)['"]""", self.jinja or ""))
+        return {role: usual for role, usual in USUAL_ROLE.items() if role not in names}
 
     def with_tools(self, tools: Tools) -> Template:
         """Return the template for conversations that may call these tools.
@@ -165,7 +181,7 @@ class Template:
 
     def with_system(self, messages: Messages) -> Messages:
         """Return the messages. If they have no system message, that of the settings comes first."""
-        if self.system is None or any(turn["role"] == "system" for turn in messages):
+        if self.system is None or any(turn["role"] in SYSTEM_ROLES for turn in messages):
             return messages
         return [{"role": "system", "content": self.system}, *messages]
 
@@ -184,11 +200,47 @@ class Draft:
 
 
 def render_drafts(drafts: Sequence[Draft]) -> list[tuple[TextPiece, ...] | ConfigError]:
-    """Return the pieces of each conversation, or the error that refuses it; all in one go."""
-    drafts = [
-        replace(draft, turns=_without_ends(draft.template, draft.template.with_system(draft.turns)))
-        for draft in drafts
+    """Return the pieces of each conversation, or the error that refuses it; all in one go.
+
+    The arguments of calls are objects. A template that refuses these may take JSON text, as
+    DeepSeek's do.
+    """
+    drafts = [replace(draft, turns=_prepare_turns(draft.template, draft.turns)) for draft in drafts]
+    results = _render_prepared(drafts)
+    texts = {
+        i: replace(draft, turns=_with_text_arguments(draft.turns))
+        for i, (draft, result) in enumerate(zip(drafts, results, strict=True))
+        if isinstance(result, DataError) and any(turn.get("tool_calls") for turn in draft.turns)
+    }
+    for i, result in zip(texts, _render_prepared([*texts.values()]), strict=True):
+        results[i] = results[i] if isinstance(result, ConfigError) else result
+    return results
+
+
+def _prepare_turns(template: Template, turns: Messages) -> Messages:
+    """Return the turns for the template, with the settings' system message and usual roles."""
+    turns = [
+        {**turn, "role": template.roles[turn["role"]]} if turn["role"] in template.roles else turn
+        for turn in template.with_system(turns)
     ]
+    return _without_ends(template, turns)
+
+
+def _with_text_arguments(turns: Messages) -> Messages:
+    def with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call["function"]
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+    return [
+        {**turn, "tool_calls": [*map(with_text, turn["tool_calls"])]}
+        if turn.get("tool_calls")
+        else turn
+        for turn in turns
+    ]
+
+
+def _render_prepared(drafts: Sequence[Draft]) -> list[tuple[TextPiece, ...] | ConfigError]:
     plans = [_attempt(partial(_plan, draft)) for draft in drafts]
     asked = [plan for plan in plans if isinstance(plan, RenderRequest)]
     renderings = iter(render(asked))
@@ -250,7 +302,8 @@ def _plan(draft: Draft) -> RenderRequest | tuple[TextPiece, ...]:
         learned = [i for i, turn in enumerate(turns) if is_learned(turn)]
         beginnings = [cut for i in learned for cut in ((i, True), (i + 1, False))]
         beginnings = [cut for cut in beginnings if cut != (len(turns), False)]  # is the whole
-    return RenderRequest(template.jinja, turns, kind == "prompt", template.variables, beginnings)
+    asks, variables = kind == "prompt", template.variables
+    return RenderRequest(template.jinja, turns, asks, variables, beginnings, template.date)
 
 
 def _pieces(draft: Draft, rendering: Rendering | DataError) -> tuple[TextPiece, ...]:
@@ -312,6 +365,7 @@ def make_template(
     chat_template: str | None,
     system: str | None,
     vocabulary: int | None = None,
+    date: str | None = None,
 ) -> Template:
     """Return the template for a tokenizer, `data.chat_template` and `data.system`.
 
@@ -321,6 +375,7 @@ def make_template(
             the tokenizer's own.
         system: the setting `data.system`.
         vocabulary: the number of tokens that the model knows; None if it is unknown.
+        date: the setting `data.date`.
 
     Raises:
         ConfigError: there is no template, it is not valid Jinja, or the tokenizer lacks a needed
@@ -345,6 +400,7 @@ def make_template(
         begin=_begin_token(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
         vocabulary=vocabulary,
+        date=date,
     )
     _check_system(template)
     return template

@@ -2,10 +2,14 @@
 
 A message has `role`, `content` as text, and the other keys of its turn, for the template. Two
 things always get the same form, whatever the row writes:
-- tool calls are `tool_calls`. OpenAI's older key `function_call` becomes one, as do the turns
-  `function_call` and `tool_call` of LLaMA-Factory and ms-swift, which hold a call as JSON.
+- tool calls are `tool_calls`, and their arguments objects. OpenAI's older key `function_call`
+  becomes one, as do the turns `function_call` and `tool_call` of LLaMA-Factory and ms-swift, which
+  hold a call as JSON.
 - a turn that its row marks as not to be learned (`MARKS`) has `train: False`. Other turns lack the
   key.
+
+Turns of users and assistants must have text. An empty system message is none, and what a tool
+answers may be empty or any value of JSON.
 
 Every check raises `RowProblem` with the column's name as the config writes it.
 """
@@ -19,10 +23,18 @@ from typing import Any
 from plimsoll.config.files import nearest
 from plimsoll.config.json_text import parse_json
 from plimsoll.data.fields import checked_text, kind_of, list_of, present
-from plimsoll.data.pieces import UNLEARNED, Messages, tool_name
+from plimsoll.data.pieces import (
+    SYSTEM_ROLES,
+    TOOL_ROLES,
+    UNLEARNED,
+    Messages,
+    answer_text,
+    call_arguments,
+    tool_name,
+)
 from plimsoll.data.report import RowProblem
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant", "tool", "developer", "ipython")
 MARKS = ("weight", "loss", "loss_mask", "train", "training", "trainable")
 """Keys of a turn that say whether it is learned, in OpenAI's form, ShareGPT's, ms-swift's,
 Axolotl's and others.
@@ -46,11 +58,15 @@ def messages_of(values: Mapping[str, object], column: str) -> Messages:
     messages: list[dict[str, object]] = []
     for i, turn in enumerate(list_of(values, column, "messages")):
         message = _message(turn, f"{column}[{i}]")
+        if message["role"] in SYSTEM_ROLES and not message["content"]:
+            continue
         if messages and _continues_turn(turn, messages[-1], message):
             calls = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]  # type: ignore
             messages[-1] = {**messages[-1], "tool_calls": calls}
         else:
             messages.append(message)
+    if not messages:
+        raise RowProblem(column, "has no turn but empty system messages")
     return messages
 
 
@@ -81,10 +97,12 @@ def _message(turn: object, place: str) -> dict[str, object]:
         text = present(turn, text_key, place)
         return {**message, "tool_calls": _calls(text, f"{place}.{text_key}")}
     if (called := message.pop("function_call", None)) is not None:
-        message.setdefault("tool_calls", [_call(called, f"{place}.function_call")])
-    if message.get("tool_calls") and turn.get(text_key) in (None, ""):
-        return message  # a turn of calls without text
-    return {**message, "content": _content(present(turn, text_key, place), f"{place}.{text_key}")}
+        message.setdefault("tool_calls", _calls(called, f"{place}.function_call"))
+    if message.get("tool_calls"):
+        message["tool_calls"] = _calls(message["tool_calls"], f"{place}.tool_calls")
+        if turn.get(text_key) in (None, ""):
+            return message  # a turn of calls without text
+    return {**message, "content": _content(turn, role, text_key, place)}
 
 
 def _role(name: str, key: str, place: str) -> str:
@@ -147,18 +165,28 @@ def _call(call: object, place: str) -> Mapping[str, object]:
     except (AttributeError, LookupError, TypeError) as error:
         raise RowProblem(place, f"{_WANTED}. It is {kind_of(call)} without a name") from error
     checked: Mapping[str, Any] = call  # type: ignore[assignment]
-    return checked if "function" in checked else {"type": "function", "function": checked}
+    function = checked.get("function", checked)
+    try:
+        arguments = call_arguments(function.get("arguments"))
+    except ValueError as error:
+        why = f"has arguments that are no object, nor JSON text of one: {error}"
+        raise RowProblem(place, why) from error
+    around = checked if "function" in checked else {"type": "function"}
+    return {**around, "function": {**function, "arguments": arguments}}
 
 
-def _content(value: object, place: str) -> str:
+def _content(turn: Mapping[str, object], role: str, key: str, place: str) -> str:
     """Return a turn's text. The text parts of a list are joined by line breaks.
 
     OpenAI's messages may have such lists, and vLLM joins them so for a template that writes text.
     """
-    if not isinstance(value, list):
-        return checked_text(value, place)
-    parts = [_text_part(part, f"{place}[{i}]") for i, part in enumerate(value)]
-    return checked_text("\n".join(parts), place)
+    value = answer_text(turn.get(key)) if role in TOOL_ROLES else turn.get(key)
+    if isinstance(value, list):
+        parts = [_text_part(part, f"{place}.{key}[{i}]") for i, part in enumerate(value)]
+        value = "\n".join(parts)
+    if role not in ("user", "assistant") and not str(value or "").strip():
+        return ""
+    return checked_text(present({**turn, key: value}, key, place), f"{place}.{key}")
 
 
 def _text_part(part: object, place: str) -> str:
@@ -167,4 +195,7 @@ def _text_part(part: object, place: str) -> str:
     kind = part.get("type", "text")
     if kind not in ("text", "input_text", "output_text"):
         raise RowProblem(place, f"is a part of type `{kind}`, and only text is read")
-    return checked_text(present(part, "text", place), f"{place}.text")
+    text = present(part, "text", place)
+    if not isinstance(text, str):
+        raise RowProblem(f"{place}.text", f"must be text, but is {kind_of(text)}")
+    return text

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plimsoll.data.pieces import Messages, dense_text, is_learned, quote
+from plimsoll.data.pieces import SYSTEM_ROLES, TOOL_ROLES, Messages, dense_text, is_learned, quote
 from plimsoll.errors import DataError
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -94,7 +94,7 @@ def _find_missing(texts: Sequence[_TurnText], rendered: str) -> Iterator[_TurnTe
 
 def _omission_order(part: _TurnText) -> tuple[bool, bool, bool]:
     """Return a sort key: texts that templates are likelier to leave out come later."""
-    return part.thought, part.thought and not part.learned, part.role in ("system", "tool")
+    return part.thought, part.thought and not part.learned, part.role in SYSTEM_ROLES + TOOL_ROLES
 
 
 def _describe_omission(part: _TurnText, *, plain: bool) -> str:

@@ -115,7 +115,7 @@ def _train(
     with open_work(
         spec,
         planned,
-        lambda session: load(session, spec),
+        lambda session: load(session, session.spec),
         lambda data: start(spec, (*data.train, *data.eval)),
     ) as work:
         give_cards_to_ranks(work.cluster, spec)

@@ -47,13 +47,13 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         open_work(
             spec,
             planned,
-            lambda session: load_prompt_data(session, spec, scorer.check_reference),
+            lambda session: load_prompt_data(session, session.spec, scorer.check_reference),
             lambda data: start(spec, data.train),
         ) as work,
     ):
         load_roles(work)
         restore(work.session, work.cluster)
-        sample_all(work, scorer, set_up(spec, kinds, scorer))
+        sample_all(work, scorer, set_up(work.spec, kinds, scorer))
         for line in write_selected(work):
             work.session.progress.note(line)
 

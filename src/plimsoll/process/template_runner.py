@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import signal
 from bisect import bisect_left
 from collections.abc import Callable
@@ -71,7 +72,8 @@ def _render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any
     A beginning, rendered by itself, becomes three values: how many of its characters the text
     begins with, the characters that come next if it then differs, and its number of marks.
     """
-    turns, values = request["turns"], request["values"]
+    turns = request["turns"]
+    values = {**request["values"], "strftime_now": _clock(request["date"])}
     text, spans = _render_once(template, turns, request["asks"], values)
     beginnings = []
     for length, asks in request["beginnings"]:
@@ -85,6 +87,7 @@ def _render_once(
     template: jinja2.Template, turns: list[Any], asks: bool, values: dict[str, Any]
 ) -> tuple[str, list[tuple[int, int]]]:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    random.seed(0)  # jinja's `random` then picks the same for the same turns
     blocks: list[str] = []
     spans: list[tuple[int, int]] = []
     marks = next(e for e in template.environment.extensions.values() if isinstance(e, _Marks))
@@ -126,7 +129,7 @@ def _compile(source: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, LoopControlExtension]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.globals |= {"raise_exception": _refuse}
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     return environment.from_string(source)
 
@@ -148,5 +151,11 @@ def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _now(format_: str) -> str:
-    return datetime.now().strftime(format_)
+def _clock(date: str | None) -> Callable[[str], str]:
+    """Return the function that writes the date of a run, or what time it is now."""
+
+    def write_date(format_: str) -> str:
+        moment = datetime.now() if date is None else datetime.fromisoformat(date)
+        return moment.strftime(format_)
+
+    return write_date

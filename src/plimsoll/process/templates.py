@@ -61,6 +61,8 @@ class RenderRequest:
     """Further variables of the template."""
     beginnings: Sequence[tuple[int, bool]] = ()
     """Beginnings to render by themselves: the number of their turns, and `asks`."""
+    date: str | None = None
+    """What `strftime_now` writes, as ISO 8601; None: the time of rendering."""
 
 
 def check_template(source: str) -> None:
@@ -89,6 +91,7 @@ def _encode(request: RenderRequest) -> str | DataError:
         "asks": request.asks,
         "values": request.values,
         "beginnings": request.beginnings,
+        "date": request.date,
     }
     try:
         line = _ENCODER.encode(fields)

@@ -74,6 +74,18 @@ def reward_function(choice: Choice) -> partial[Any]:
     return bind_options(chosen, adapter.adapt(target), "reward")
 
 
+def check_call(function: Callable[..., Any], system: str, *values: str, **named: str) -> None:
+    """Raise ConfigError if a function cannot take the arguments that its system gives."""
+    try:
+        inspect.signature(function).bind(*values, **named)
+    except TypeError as error:
+        given = ", ".join((*values, *named))
+        raise ConfigError(
+            f"{function.__name__} is called with {given}, as by {system}, and cannot be: {error}. "
+            f"Give it these parameters, or **kwargs."
+        ) from error
+
+
 def _adapt_if_foreign(function: Callable[..., Any]) -> RewardFunction:
     names = inspect.signature(function).parameters
     matching = (adapter for adapter in reward_adapters() if adapter.recognises(names))

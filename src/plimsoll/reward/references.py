@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.files import nearest
 from plimsoll.config.problems import Code, Problem, Section, invalid
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
@@ -42,6 +43,7 @@ _VOTING = "voting"
 _PROCESSES = "helper_processes"
 _MACHINE = "needs_machine"
 _EPISODES = "reads_episodes"
+_COLUMNS = "takes_columns"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
@@ -114,6 +116,17 @@ def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
         environments: True if the reward needs the environments; False for the conversations only.
     """
     return _mark(_EPISODES, environments)
+
+
+def takes_columns(names: Collection[str]) -> Callable[[_Reward], _Reward]:
+    """Return a decorator that marks a reward which cannot be called without these columns."""
+    return _mark(_COLUMNS, tuple(names))
+
+
+def columns_of(reward: partial[Any]) -> tuple[str, ...]:
+    """Return the columns that a reward cannot be called without; see `takes_columns`."""
+    columns: tuple[str, ...] = getattr(reward.func, _COLUMNS, ())
+    return columns
 
 
 def is_of_episodes(reward: partial[Any]) -> bool:
@@ -259,6 +272,23 @@ def check_votes(
             why += "response."
             fix = f"another figure, or {set_.key}.pass_by: a part that judges an answer"
             yield Section("run.best", best).invalid("metric", why, fix, "best-metric")
+
+
+def check_columns(
+    rewards: Mapping[str, Choice], columns: Mapping[str, Collection[str]]
+) -> Iterator[Problem]:
+    """Yield a problem for each reward that takes a column which a source's rows lack.
+
+    `columns` has the columns of the sources whose columns are known, by their keys in the config.
+    """
+    for name, part in rewards.items():
+        taken = columns_of(reward_function(part)) if part.name else ()
+        for key, known in columns.items():
+            if missing := [column for column in taken if column not in known]:
+                why = f"It takes {' and '.join(map(repr, missing))}, and the rows of {key} have no "
+                why += f"such column; they have {', '.join(known)}."
+                fix = f"give the parameter a default{nearest(missing[0], known)}"
+                yield Section(f"rewards.{name}", part).invalid("name", why, fix, _SETTINGS)
 
 
 def check_references(

@@ -100,7 +100,7 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
         tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
         return Sample(tokens, np.arange(len(tokens)) == len(tokens) - 1)
     of = model.role.model
-    template = _template(of.path, of.trust_remote_code, model.chat_template)
+    template = _template(of.path, of.trust_remote_code, model.chat_template, spec.data.date)
     tokens, marks = conversation_tokens(trajectory, template, model.steps)
     most = model.max_tokens or spec.workload.longest
     tokens, marks = tokens[-most:], marks[-most:]
@@ -111,5 +111,7 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
 
 
 @cache
-def _template(path: str, trust_remote_code: bool, chat_template: str | None) -> Template:
-    return make_template(load_tokenizer(path, trust_remote_code), chat_template, None)
+def _template(
+    path: str, trust_remote_code: bool, chat_template: str | None, date: str | None
+) -> Template:
+    return make_template(load_tokenizer(path, trust_remote_code), chat_template, None, date=date)

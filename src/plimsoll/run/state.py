@@ -17,7 +17,7 @@ from plimsoll.config.run import BestConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import write_whole
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Version of the file's format. A new field raises it, and has a default for older files. Files
 without a version are of version 1."""
 
@@ -63,6 +63,8 @@ class RunState:
     unlearned: tuple[int, ...] = ()
     """Places, in the order of the data, of prompts that engines were sampling while the step was
     made. A resumed run samples them first. The next new prompt follows after all of these."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the libraries that made the tokens, by name; empty in files of older versions."""
 
     @property
     def next_place(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import xxhash
@@ -32,6 +33,7 @@ Items = Mapping[str, Sequence[Row | Prompt]]
 """The items of each source, by its key in the config."""
 
 _RESUME_SETTINGS = ("run.resume", "run.edited_rows")
+_TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 _WITHOUT_ROWS = {"weight", *EVALUATED}
 """Settings of a source that do not change its rows."""
 _MISSING = object()
@@ -67,12 +69,25 @@ def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
     if spec.run.edited_rows == "accept":
         session.progress.note(f"{what}: it goes on with them as they are now")
         return
+    if changes := version_changes(session.state.versions):
+        what = f"{what}, and since then changed {', '.join(changes)}"
     raise ConfigError(
         f"{what}: some have other content or another order, though the settings are the same, so "
         f"the run would not be the one that it was. Put the rows back as they were, or the "
-        f"tokenizer and template that made their tokens; --run.edited_rows accept goes on with "
-        f"them as they are now; another run.directory begins anew."
+        f"tokenizer, template and libraries that made their tokens; --run.edited_rows accept goes "
+        f"on with them as they are now; another run.directory begins anew."
     )
+
+
+def token_versions() -> dict[str, str]:
+    """Return the versions of the libraries that read rows and make tokens, by name."""
+    return {name: version(name) for name in _TOKEN_LIBRARIES}
+
+
+def version_changes(before: Mapping[str, str]) -> list[str]:
+    """Return each library whose version is not the one of before, as `name: old -> new`."""
+    now = token_versions()
+    return [f"{n}: {old} -> {now[n]}" for n, old in before.items() if now.get(n, old) != old]
 
 
 def row_count_changes(state: RunState, learned_from: int, sources: Sources) -> Iterator[str]:
@@ -141,7 +156,7 @@ def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
 
     Settings with their default are left out, so a key that a later version adds changes no hash.
     """
-    model, other_data = spec.actor.model, {"train", "eval", "shuffle"}
+    model, other_data = spec.actor.model, {"train", "eval", "shuffle", "date"}
     settings: dict[str, object] = {
         "source": source.model_dump(exclude=_WITHOUT_ROWS, exclude_defaults=True),
         "data": spec.data.model_dump(exclude=other_data, exclude_defaults=True),

@@ -21,7 +21,14 @@ from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.resuming import Items, Sources, check_rows, row_count_changes, sources_of
+from plimsoll.train.resuming import (
+    Items,
+    Sources,
+    check_rows,
+    row_count_changes,
+    sources_of,
+    token_versions,
+)
 from plimsoll.train.session import RunSession
 
 T = TypeVar("T", bound=Row | Prompt)
@@ -58,7 +65,8 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     """
     data = session.spec.data
     with session.progress.counting("rows read", None) as advance:
-        loaded = _load_all(session.spec, load, advance)
+        templates = _templates(session.spec)
+        loaded = _load_all(session.spec, templates, load, advance)
     session.note_bad_rows([row for result in loaded.values() for row in result.bad_rows])
     for key, result in loaded.items():
         if result.cut_rows:
@@ -80,6 +88,11 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
                 f"they are rendered already, they are now rendered twice, and data.chat_template: "
                 f"none takes them as they are"
             )
+    if data.date is not None and any(template.writes_date for template in templates.values()):
+        session.progress.note(
+            f"the chat template writes the date: it stays {data.date}, when the run began, unless "
+            f"data.date gives another"
+        )
     items = {key: result.items for key, result in loaded.items()}
     sources = sources_of(session.spec, items)
     check_rows(session, items, sources)
@@ -94,12 +107,21 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     )
 
 
-def _load_all(spec: RunSpec[Any], load: LoadRows[T], count_rows: CountRows) -> dict[str, Loaded[T]]:
+def _templates(spec: RunSpec[Any]) -> dict[str | None, Template]:
+    """Return the templates of all sources, by their settings."""
+    settings = dict.fromkeys(map(spec.data.template_of, spec.data.sources().values()))
+    return {setting: template_of(spec, setting) for setting in settings}
+
+
+def _load_all(
+    spec: RunSpec[Any],
+    templates: Mapping[str | None, Template],
+    load: LoadRows[T],
+    count_rows: CountRows,
+) -> dict[str, Loaded[T]]:
     """Return the rows of each source, by its key; one DataError lists bad rows of all sources."""
     loaded, refused = {}, []
     sources = spec.data.sources()
-    settings = dict.fromkeys(map(spec.data.template_of, sources.values()))
-    templates = {setting: template_of(spec, setting) for setting in settings}
     for key, source in sources.items():
         try:
             template = templates[spec.data.template_of(source)]
@@ -145,7 +167,7 @@ def template_of(spec: RunSpec[Any], chat_template: str | None) -> Template:
     data, model = spec.data, spec.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     vocabulary = read_model_json(model.path).get("vocab_size")
-    return make_template(tokenizer, chat_template, data.system, vocabulary)
+    return make_template(tokenizer, chat_template, data.system, vocabulary, data.date)
 
 
 def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
@@ -166,7 +188,7 @@ def first_state(session: RunSession, data: RunData[T]) -> RunState:
     if session.resumed:
         for change in row_count_changes(session.state, now, data.sources):
             session.progress.note(change)
-    return replace(session.state, data_rows=now, sources=data.sources)
+    return replace(session.state, data_rows=now, sources=data.sources, versions=token_versions())
 
 
 def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:

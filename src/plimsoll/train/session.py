@@ -9,8 +9,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -22,6 +23,7 @@ import xxhash
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
+from plimsoll.config.yaml_tree import read_tree
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
@@ -323,6 +325,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _load_state(*latest) if latest else _NEW_RUN
+        spec = _with_date(spec, directory)
         if latest is None:
             directory.write_config(config_text(spec), template)
         if planned.plan is not None:
@@ -368,6 +371,24 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stop_at_once_while_loading():
             yield session
+
+
+def _with_date(spec: RunSpec[Any], directory: RunDirectory) -> RunSpec[Any]:
+    """Return the run with the date that chat templates write.
+
+    It is the config's, or the one with which the run began; a run that begins takes the time.
+    """
+    if spec.data.date is not None:
+        return spec
+    kept, file = None, directory.config_path
+    if spec.run.resume != "never" and file.is_file():
+        with suppress(ConfigError):  # a damaged file is reported when its settings are compared
+            tree = read_tree(file.read_text(encoding="utf-8"), str(file)).values
+            kept = (tree.get("data") or {}).get("date")
+    date = kept or datetime.now().isoformat(timespec="seconds")
+    data = {"data": spec.data.model_copy(update={"date": date})}
+    config, written = (settings.model_copy(update=data) for settings in (spec.config, spec.written))
+    return replace(spec, config=config, written=written)
 
 
 def _tell_and_log(log: RunLog, text: str) -> None:

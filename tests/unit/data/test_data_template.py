@@ -322,3 +322,17 @@ def test_the_token_that_ends_a_turn(tokenizer: Tokenizer, jinja: str | None, end
 
 def test_plain_text_ends_with_the_end_of_sequence(base_tokenizer: Tokenizer) -> None:
     assert make_template(base_tokenizer, "none", None).turn_end() == "</s>"
+
+
+def test_the_date_is_the_one_that_is_given(tokenizer: Tokenizer) -> None:
+    jinja = "{{ strftime_now('%d %B %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = make_template(tokenizer, jinja, None, date="2001-02-03")
+    [piece] = template.render_prompt(TURNS[:1])
+    assert piece.text.startswith("03 February 2001") and template.writes_date
+    assert not make_template(tokenizer, None, None).writes_date
+
+
+def test_chance_gives_a_conversation_the_same_text_each_time(tokenizer: Tokenizer) -> None:
+    jinja = "{{ range(99999) | random }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = make_template(tokenizer, jinja, None)
+    assert template.render_prompt(TURNS[:1]) == template.render_prompt(TURNS[:1])

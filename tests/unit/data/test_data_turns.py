@@ -215,6 +215,186 @@ def test_a_system_message_beside_turns_is_theirs(tokenizer: Tokenizer, tmp_path:
         assert prompts[0].messages[0] == system_turn
 
 
+OBJECTS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEXTS = OBJECTS.replace("c.function.arguments | tojson", "'$' + c.function.arguments + '$'")
+
+
+def one_call(arguments: object) -> list[dict[str, Any]]:
+    return [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+
+
+@pytest.mark.parametrize("arguments", ['{"town": "Rome"}', {"town": "Rome"}])
+@pytest.mark.parametrize(("template", "shows"), [(OBJECTS, "f{}"), (TEXTS, "f${}$")])
+@pytest.mark.parametrize(
+    "form", ["tool_calls", "text of tool_calls", "function_call", "turn of ShareGPT"]
+)
+def test_arguments_are_an_object_whatever_the_row_writes(
+    tokenizer: Tokenizer, tmp_path: Path, arguments: object, template: str, shows: str, form: str
+) -> None:
+    """A template that takes only text, as DeepSeek's do, gets JSON text."""
+    call = one_call(arguments)
+    turn: dict[str, object] = {"role": "assistant", "content": None}
+    if form == "turn of ShareGPT":
+        turn = {"from": "function_call", "value": json.dumps(call[0]["function"])}
+    elif form == "function_call":
+        turn |= {"function_call": call[0]["function"]}
+    else:
+        turn |= {"tool_calls": call if form == "tool_calls" else json.dumps(call)}
+    answered = {"role": "tool", "content": "sun"}
+    source = source_of(tmp_path, {"turns": [U, turn, answered, FOUR]}, messages="turns")
+    [sample] = samples(tokenizer, source, template).items
+    assert shows.format('{"town": "Rome"}') in shown(tokenizer, sample)
+
+
+@pytest.mark.parametrize("arguments", ["Rome", "[1]", ["Rome"], 3])
+def test_arguments_that_are_no_object_are_a_bad_row(
+    tokenizer: Tokenizer, tmp_path: Path, arguments: object
+) -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": one_call(arguments)}
+    field, problem = bad(tokenizer, tmp_path, [U, turn, FOUR])
+    assert field == "turns[1].tool_calls" and re.search("arguments.* no object", problem)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("", ""),
+        (None, ""),
+        ({"degrees": 20}, '{"degrees": 20}'),
+        ([{"degrees": 20}], '[{"degrees": 20}]'),
+        (20, "20"),
+        ([{"type": "text", "text": "20"}], "20"),
+    ],
+)
+def test_a_tool_may_answer_nothing_or_any_value(
+    tokenizer: Tokenizer, tmp_path: Path, answer: object, text: str
+) -> None:
+    turns = [U, FIVE, {"role": "tool", "content": answer}, FOUR]
+    [sample] = samples(tokenizer, source_of(tmp_path, {"turns": turns}, messages="turns")).items
+    assert f"<|im_start|>tool\n{text}<|im_end|>" in shown(tokenizer, sample)
+
+
+@pytest.mark.parametrize("empty", ["", " \n", None, [], [{"type": "text", "text": ""}]])
+def test_an_empty_system_message_is_none(
+    tokenizer: Tokenizer, tmp_path: Path, empty: object
+) -> None:
+    turn = {"role": "system", "content": empty}
+    source = source_of(tmp_path, {"turns": [turn, U, FOUR]}, {"turns": [U, FOUR]}, messages="turns")
+    first, second = samples(tokenizer, source).items
+    assert first.tokens.tolist() == second.tokens.tolist()
+    assert bad(tokenizer, tmp_path, [turn])[1] == "has no turn but empty system messages"
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("empty", ["", [{"type": "text", "text": " "}]])
+def test_other_empty_turns_are_bad(
+    tokenizer: Tokenizer, tmp_path: Path, role: str, empty: object
+) -> None:
+    refusal = bad(tokenizer, tmp_path, [U, {"role": role, "content": empty}, NO, FOUR])
+    assert refusal == ("turns[1].content", "is empty")
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_roles_of_newer_models_are_the_usual_ones_where_a_template_has_no_such_role(
+    tokenizer: Tokenizer, tmp_path: Path, names: bool
+) -> None:
+    turns = [{"role": "developer", "content": "Be brief."}, U, FIVE]
+    source = source_of(
+        tmp_path,
+        {"turns": [*turns, {"role": "ipython", "content": "4"}, FOUR]},
+        messages="turns",
+    )
+    own = "{% if messages[0].role in ['developer', 'ipython'] %}{% endif %}" if names else ""
+    template = make_template(tokenizer, own + tokenizer.chat_template, "Be long.")
+    data = DataConfig(train=source)
+    text = shown(tokenizer, load_samples(data, source, template).items[0])
+    roles = re.findall(r"<\|im_start\|>(\w+)", text)
+    assert roles == (
+        ["developer", "user", "assistant", "ipython", "assistant"]
+        if names
+        else ["system", "user", "assistant", "tool", "assistant"]
+    )
+    assert "Be long." not in text
+
+
+ALPACA: dict[str, Any] = {"instruction": "Translate.", "input": "Good morning", "output": "Bonjour"}
+
+
+def test_alpacas_columns_beside_a_prompt_of_text_are_read(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """They are read as LLaMA-Factory reads them, also from Parquet, and in pairs and prompts."""
+    beside = {"system": "Be brief.", "history": [["Hi.", "Hello."]]}
+    rows: list[dict[str, Any]] = [
+        {**ALPACA, **beside},
+        {**ALPACA, "system": "", "input": None, "history": None},
+    ]
+    columns = {"prompt": "instruction", "response": "output"}
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    asked = chat(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Translate.\nGood morning"},
+    )
+    plain = chat({"role": "user", "content": "Translate."})
+    for file in (source_of(tmp_path, *rows).path, str(tmp_path / "rows.parquet")):
+        source = SourceConfig(path=file, **columns)  # type: ignore[arg-type]
+        texts = [shown(tokenizer, sample) for sample in samples(tokenizer, source).items]
+        assert texts == [f"{begin}[Bonjour<|im_end|>]\n" for begin in (asked, plain)]
+    row = {**rows[0], "better": "Bonjour", "worse": "Hm"}
+    source = source_of(tmp_path, row, prompt="instruction", chosen="better", rejected="worse")
+    template = make_template(tokenizer, None, None)
+    [pair] = load_pairs(DataConfig(train=source), source, template).items
+    assert shown(tokenizer, pair.rejected) == f"{asked}[Hm<|im_end|>]\n"
+    source = source_of(tmp_path, row, prompt="instruction")
+    [prompt] = load_prompts(DataConfig(train=source), source, template).items
+    assert tokenizer.decode(prompt.tokens) == asked and not prompt.is_text
+
+
+@pytest.mark.parametrize("history", ["Hi.", [["Hi."]], [["Hi.", ""]], [{"role": "user"}]])
+def test_a_history_of_another_form_is_a_bad_row(
+    tokenizer: Tokenizer, tmp_path: Path, history: object
+) -> None:
+    row = {**ALPACA, "history": history}
+    source = source_of(tmp_path, row, ALPACA, prompt="instruction", response="output")
+    [refused] = samples(tokenizer, source).bad_rows
+    assert refused.field == "history" and "rename the column" in refused.problem
+
+
+def test_a_system_message_beside_text_is_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """This is the form of Orca's pairs, and of HH-RLHF's dialogues beside a system message."""
+    row: dict[str, Any] = {
+        "system": "Be a pirate.",
+        "question": "Where?",
+        "good": "Arr.",
+        "bad": "Here.",
+    }
+    dialogue = "\n\nHuman: Where?\n\nAssistant: "
+    dialogues = {**row, "good": dialogue + "Arr.", "bad": dialogue + "Here."}
+    template = make_template(tokenizer, None, None)
+    system = {"role": "system", "content": "Be a pirate."}
+    begin = chat(system, {"role": "user", "content": "Where?"})
+    for values, prompt in ((row, {"prompt": "question"}), (dialogues, {})):
+        source = source_of(tmp_path, values, chosen="good", rejected="bad", **prompt)
+        [pair] = load_pairs(DataConfig(train=source), source, template).items
+        assert shown(tokenizer, pair.chosen) == f"{begin}[Arr.<|im_end|>]\n"
+
+
+def test_a_system_message_that_is_no_text_is_a_bad_row(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    assert bad(tokenizer, tmp_path, [U, FOUR], system=3) == (
+        "system",
+        "must be text, but is a number",
+    )
+
+
 def test_two_system_messages_are_a_bad_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be long."}, U, FOUR]
     field, problem = bad(tokenizer, tmp_path, turns, system="Be brief.")

@@ -73,12 +73,13 @@ def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
         ({"path": "{folder}/own.py"}, "has no 'reward_func'"),
         ({"path": "{folder}/own.py", "function": "SCORE"}, "is a int"),
         ({"path": "{folder}/own.py", "function": "score", "tokeniser": "x"}, "tokenizer"),
+        ({"path": "{folder}/own.py", "function": "none"}, "too many positional arguments"),
     ],
 )
 def test_what_cannot_be_called_is_refused_before_a_run(
     options: dict[str, str], why: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text("SCORE = 3\ndef score(): ...\n")
+    (tmp_path / "own.py").write_text("SCORE = 3\ndef score(q, p, l): ...\ndef none(): ...\n")
     options = {key: value.format(folder=tmp_path) for key, value in options.items()}
     with pytest.raises(ConfigError, match=why):
         reward_function(RewardConfig(name="openrlhf_function", options={**options}))

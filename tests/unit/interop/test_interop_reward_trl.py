@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.interop.rewards.trl import ADAPTER, adapt
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
 from plimsoll.reward.functions import takes_many
-from plimsoll.reward.references import check_rewards
+from plimsoll.reward.references import check_columns, check_rewards
 
 
 def episode(place: int, **columns: object) -> Trajectory:
@@ -49,6 +50,8 @@ def test_all_is_handed_over_to_who_takes_all() -> None:
         return [0.5, None]
 
     assert scored(reward) == [0.5, 0.0]
+    assert seen.pop("trainer_state").global_step == 0
+    assert seen.pop("log_metric")("a", 1.0) is seen.pop("log_extra")("b", [1.0]) is None
     assert seen == {
         "prompts": [[{"role": "user", "content": f"Game {i}."}] for i in (3, 4)],
         "completions": [[{"role": "assistant", "content": "Yes."}]] * 2,
@@ -58,6 +61,52 @@ def test_all_is_handed_over_to_who_takes_all() -> None:
         "level": [1, 2],
         "extra": [None, "x"],
     }
+
+
+def test_columns_that_settings_name_come_by_their_own_names() -> None:
+    """Beside these, the reference comes as `reference`, unless the rows have such a column."""
+
+    def reward(completions: Any, answer: Any = None, **kwargs: Any) -> list[float]:
+        return [float(a == "right" == r) for a, r in zip(answer, kwargs["reference"], strict=True)]
+
+    def own(completions: Any, reference: Any) -> list[float]:
+        return [float(one) for one in reference]
+
+    named = [
+        replace(e, prompt=replace(e.prompt, named={"answer": "right", "question": "?"}))
+        for e in EPISODES
+    ]
+    assert adapt(reward)(named) == [1.0, 1.0]
+    with_own = [
+        replace(e, prompt=replace(e.prompt, columns={"reference": n}))
+        for n, e in enumerate(EPISODES)
+    ]
+    assert adapt(own)(with_own) == [0.0, 1.0]
+
+
+def test_the_step_is_the_version_of_the_weights() -> None:
+    def reward(completions: Any, trainer_state: Any) -> list[float]:
+        return [float(trainer_state.global_step)] * len(completions)
+
+    later = [replace(e, weight_versions=e.weight_versions + 7) for e in EPISODES]
+    assert adapt(reward)(later) == [7.0, 7.0]
+
+    def other(completions: Any, trainer_state: Any) -> list[float]:
+        return [trainer_state.max_steps] * len(completions)
+
+    with pytest.raises(AttributeError, match=r"'max_steps'.*global_step"):
+        adapt(other)(later)
+
+
+def test_columns_that_must_be_there_are_checked_before_a_run(tmp_path: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def reward(completions, answer, trainer_state, reference, level=1, **more):\n"
+        "    return [0.0] * len(completions)\n"
+    )
+    rewards = {"own": RewardConfig(name=f"{tmp_path}/mine.py:reward")}
+    assert [*check_columns(rewards, {"data.train": ("answer", "question")})] == []
+    [problem] = check_columns(rewards, {"data.train": ("answers", "question")})
+    assert re.search("'answer'.*answers, question", problem.why)
 
 
 def test_one_that_names_what_it_takes_gets_that() -> None:

@@ -62,3 +62,12 @@ def test_a_function_of_this_form_is_recognised(tmp_path: Path) -> None:
     with open_rewards({"mine": RewardConfig(name=f"{tmp_path}/own.py:other")}) as scorer:
         [scored] = scorer([trajectory("a", None, extra_info={"index": 7})])
     assert scored.rewards[0].value == 7.0
+
+
+def test_a_function_that_cannot_take_what_verl_gives_is_refused_before_a_run(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "score.py"
+    file.write_text("def compute_score(data_source, solution_str, ground_truth): ...\n")
+    with pytest.raises(ConfigError, match=r"extra_info.*or \*\*kwargs"):
+        reward_function(RewardConfig(name=f"{file}:compute_score"))

@@ -13,7 +13,13 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.resuming import fingerprint, row_count_changes, sources_of
+from plimsoll.train.resuming import (
+    fingerprint,
+    row_count_changes,
+    sources_of,
+    token_versions,
+    version_changes,
+)
 
 
 def sample(*tokens: int, loss_mask: int = 1) -> Sample:
@@ -94,3 +100,23 @@ def test_settings_at_their_defaults_are_no_part_of_what_a_checkpoint_says_was_as
     }
     content = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
     assert sources == {"data.train": SourceState(content, 1, fingerprint([ONE]))}
+
+
+def test_libraries_that_changed_are_listed() -> None:
+    now = token_versions()
+    assert {"tokenizers", "transformers", "jinja2"} <= now.keys()
+    assert version_changes(now) == version_changes({}) == version_changes({"gone": "1"}) == []
+    assert version_changes({**now, "jinja2": "0.1"}) == [f"jinja2: 0.1 -> {now['jinja2']}"]
+
+
+def test_the_date_is_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:
+    """The run keeps its date. Another one that is given changes the rows, which are compared."""
+    config = {
+        "run": {"directory": "run", "steps": 2},
+        "data": {"train": {"path": "sums.jsonl", "prompt": "q", "response": "a"}},
+        "actor": {"model": {"path": "model"}},
+    }
+    dated = {**config, "data": {**config["data"], "date": "2026-07-31"}}
+    both = (spec_of(SftConfig.model_validate(values)) for values in (config, dated))
+    first, second = (sources_of(spec, {"data.train": [ONE]}) for spec in both)
+    assert first == second

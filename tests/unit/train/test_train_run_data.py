@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,38 @@ def sft(train: dict[str, Any], **data: Any) -> SftConfig:
 def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
     with open_session(spec_of(sft(train, **data)), Planned()) as session:
         return load_data(session, load_samples)
+
+
+DATED = "{{ strftime_now('%d=%M=') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def dated(date: str | None) -> tuple[str, list[list[int]]]:
+    """Return the date of a run that goes on if it can, and the tokens of its rows."""
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    config = sft(sums, chat_template=DATED, max_tokens=32, date=date)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"resume": "auto"})})
+    with open_session(spec_of(config), Planned()) as session:
+        data = load_data(session, load_samples)
+        assert session.spec.data.date == session.spec.written.data.date is not None
+        return session.spec.data.date, [sample.tokens.tolist() for sample in data.train]
+
+
+def test_the_date_of_a_run_is_the_one_that_it_began_with(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it, no run with a template that writes the date would go on after midnight."""
+    began = dated("2001-02-03T04:05")
+    assert dated(None) == began and began[0] == "2001-02-03T04:05"
+    assert "writes the date: it stays 2001-02-03T04:05" in capsys.readouterr().out
+    shutil.rmtree("run")
+    new = dated(None)
+    assert datetime.now() - datetime.fromisoformat(new[0]) < timedelta(minutes=5)
+    assert new[1] != began[1] and dated(None) == new
+
+
+def test_a_date_that_cannot_be_read_is_refused(home: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.date[^$]*isoformat"):
+        sft({"path": "sums.jsonl", "text": "q"}, date="3rd of July")
 
 
 def test_a_source_may_have_a_chat_template_of_its_own(home: Path) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from plimsoll.config.json_text import parse_json
-from plimsoll.data.pieces import Messages
+from plimsoll.data.pieces import TOOL_ROLES, Messages, answer_text, call_arguments
 from plimsoll.environment.protocol import Reply
 from plimsoll.errors import DataError
 from plimsoll.reward.outcome import short_repr
@@ -30,11 +30,9 @@ def read_messages(given: object) -> Messages:
 def _read_message(given: object, where: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
         raise DataError(f"{where} is {short_repr(given)}, and needs a role.")
-    role = given["role"]
-    message: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,  # newer models call it so
-        "content": _read_text(given.get("content"), f"{where}.content"),
-    }
+    role, content = given["role"], given.get("content")
+    content = answer_text(content) if role in TOOL_ROLES else content
+    message: dict[str, Any] = {"role": role, "content": _read_text(content, f"{where}.content")}
     for key in ("name", "tool_call_id"):
         if given.get(key):
             message[key] = _read_name(given[key], f"{where}.{key}")
@@ -68,11 +66,9 @@ def _read_call(given: object, where: str) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(function, Mapping):
         raise DataError(f"{where} is {short_repr(given)}, and needs a function.")
-    arguments = function.get("arguments") or "{}"
-    try:
-        values = parse_json(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:  # as the policy wrote it: templates take text, too
-        values = arguments
+    values = function.get("arguments")
+    with suppress(ValueError):  # else as the policy wrote it: templates take text, too
+        values = call_arguments(values)
     name = _read_name(function.get("name", ""), f"{where}.function.name")
     call_id = _read_name(given.get("id") or "", f"{where}.id")
     call = {"name": name, "arguments": values}

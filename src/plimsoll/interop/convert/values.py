@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -146,6 +146,18 @@ def settings(
         Setting(name, tuple(of.split()), reader, default_of, tuple(older.split()), empty=empty)
         for name in names.split()
     )
+
+
+def with_defaults(table: Iterable[Setting], defaults: Mapping[str, object]) -> list[Setting]:
+    """Return the settings, some with the defaults of another version, which are given by name."""
+
+    def replaced(setting: Setting) -> Setting:
+        if setting.name not in defaults:
+            return setting
+        value = defaults[setting.name]
+        return replace(setting, default=lambda command: value)
+
+    return [*map(replaced, table)]
 
 
 def absent(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.reward.adapters import RewardAdapter, RewardFunction
+from plimsoll.reward.adapters import RewardAdapter, RewardFunction, check_call
 
 if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
     from plimsoll.records import Trajectory
@@ -26,6 +26,7 @@ def adapt(function: Callable[..., Any]) -> RewardFunction:
     The reward has the option `tokenizer`: a model whose tokenizer decodes the texts from the
     actor's tokens, with the chat template, as OpenRLHF does. By default the texts have no template.
     """
+    check_call(function, "OpenRLHF", "queries", "prompts", "labels")
 
     def reward(trajectories: list[Trajectory], *, tokenizer: str | None = None) -> Any:
         texts = [_texts(tokenizer)(trajectory) for trajectory in trajectories]

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.environment.protocol import await_if_needed
-from plimsoll.reward.adapters import RewardAdapter, RewardFunction
+from plimsoll.reward.adapters import RewardAdapter, RewardFunction, check_call
 
 if TYPE_CHECKING:
     from plimsoll.records import Trajectory
+
+
+_GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def adapt(function: Callable[..., Any]) -> RewardFunction:
@@ -24,6 +27,7 @@ def adapt(function: Callable[..., Any]) -> RewardFunction:
     `data_source` is the row's source. `ground_truth` is the row's reference, unchanged ("" without
     one). `extra_info` is the row's column of this name. The function may be an `async def`.
     """
+    check_call(function, "verl", **dict.fromkeys(_GIVEN, ""))
 
     def reward(trajectory: Trajectory) -> Any:
         prompt = trajectory.prompt

@@ -168,6 +168,7 @@ def _write(trajectory: Trajectory) -> dict[str, Any]:
         **({} if (value := prompt.reference_value) is None else {"reference_value": value}),
         "source": prompt.source,
         "columns": dict(prompt.columns),
+        **({"named": dict(prompt.named)} if prompt.named else {}),
         "finish_reason": trajectory.finish_reason,
         "index": prompt.index,
         "group": trajectory.group,
@@ -200,6 +201,7 @@ def _read_fields(item: Mapping[str, Any]) -> Trajectory:
         item.get("messages") or (),
         is_text=bool(item.get("is_text", not item.get("messages"))),
         reference_value=value,
+        named=item.get("named") or {},
     )
     tokens = np.asarray(item.get("response_tokens") or [], np.int64)
     finish: FinishReason = "length" if item.get("finish_reason") == "length" else "stop"

@@ -290,6 +290,20 @@ def test_settings_become_keys(trl: Trl) -> None:
                 assert (config.job if key == "job" else at(config, key)) == value, (words, key)
 
 
+def test_a_setting_that_only_old_versions_have_brings_their_defaults(trl: Trl) -> None:
+    """They are GRPOConfig's of TRL 0.14 to 0.16."""
+    words = "trl grpo --model_name_or_path m --dataset_name d --reward_funcs a.b --use_vllm"
+    old, new = trl(f"{words} --vllm_device auto"), trl(words)
+    assert old.about == "TRL before 1.0, trl grpo" and "--vllm_device" in old.version_note
+    assert at(old, "algorithm.kl.coefficient") == 0.04 and at(new, "algorithm.kl") is None
+    assert at(old, "rollout.sampling.max_new_tokens") == 256
+    assert at(old, "rollout.sampling.temperature") == 0.9
+    assert at(old, "algorithm.aggregation") == "sequences"
+    assert at(old, "algorithm.correction") is None
+    given = trl(f"{words} --vllm_device auto --beta 0.1")
+    assert at(given, "algorithm.kl.coefficient") == 0.1 and new.about == "TRL 1.16, trl grpo"
+
+
 def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
     file = tmp_path / "sft.yaml"
     file.write_text(

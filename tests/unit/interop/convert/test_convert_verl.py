@@ -199,6 +199,53 @@ def test_sft(verl: Verl) -> None:
     assert at(config, "data.train.messages") == "m" and at(config, "data.train.tools") == "t"
 
 
+def test_the_older_program_of_sft_has_its_own_defaults(verl: Verl) -> None:
+    """They are of verl/trainer/config/sft_trainer.yaml at 005a83db."""
+    old = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer"
+    words = "model.partial_pretrain=m data.train_files=d.parquet data.max_length=2048"
+    config = verl(words, old)
+    assert config.about == "verl before 0.9.1, fsdp_sft_trainer"
+    assert "own defaults" in config.version_note
+    expected = {
+        "actor.optimizer": {
+            "learning_rate": 1e-5,
+            "schedule": "cosine",
+            "warmup_ratio": 0.1,
+            "weight_decay": 0.01,
+        },
+        "batch.micro_batch_tokens": 4 * 2048,
+        "data.train": {"path": "d.parquet", "prompt": "question", "response": "answer"},
+        "actor.model.gradient_checkpointing": None,
+    }
+    assert {key: plain(at(config, key)) for key in expected} == expected
+    newer = verl(f"{BASES['sft']}", SFT)
+    assert at(newer, "actor.optimizer.beta2") == 0.999 and not newer.version_note
+    config = verl(f"{words} data.multiturn.enable=true", old)
+    assert at(config, "data.train") == {"path": "d.parquet", "messages": "messages"}
+    config = verl(f"{words} data.micro_batch_size=16", old)
+    assert at(config, "batch.micro_batch_tokens") == 16 // 8 * 2048
+
+
+@pytest.mark.parametrize(
+    ("given", "sequences", "check"),
+    [
+        ("ppo_micro_batch_size_per_gpu=8", 8, ""),
+        ("ppo_micro_batch_size=64", 4, ""),
+        ("ppo_micro_batch_size=40", 2, "40 sequences do not divide among 16 cards"),
+        ("ppo_micro_batch_size=8", 1, "8 sequences do not divide among 16 cards"),
+    ],
+)
+def test_older_micro_batches_count_all_cards(
+    verl: Verl, given: str, sequences: int, check: str
+) -> None:
+    words = (
+        f"{BASES['ppo']} algorithm.adv_estimator=grpo trainer.n_gpus_per_node=8 trainer.nnodes=2"
+    )
+    config = verl(f"{words} {R}.n=2 data.max_prompt_length=1024 {A}.{given}")
+    assert at(config, "batch.micro_batch_tokens") == sequences * 1536
+    assert check in str([r.why for r in config.remarks if r.about == "batch.micro_batch_tokens"])
+
+
 Case = tuple[str, dict[str, Any]]
 C = "algorithm.rollout_correction"
 GROUPED = f"{R}.n=4 algorithm.adv_estimator"

@@ -26,7 +26,7 @@ from plimsoll.interop.convert.options import (
 )
 from plimsoll.interop.convert.trl import data, learning, roles
 from plimsoll.interop.convert.trl.programs import COMMANDS, find_command
-from plimsoll.interop.convert.trl.settings import SETTINGS
+from plimsoll.interop.convert.trl.settings import OLD_DEFAULTS, OLD_NAMES, SETTINGS
 from plimsoll.interop.convert.values import (
     Setting,
     Typed,
@@ -34,6 +34,7 @@ from plimsoll.interop.convert.values import (
     join_words,
     settings_of,
     split_flags,
+    with_defaults,
 )
 from plimsoll.interop.convert.writer import Converted, write_config
 
@@ -66,10 +67,12 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
     given = [Typed(option.name.replace("-", "_"), option.words) for option in typed]
     notes: list[Remark] = []
     options = {option.name: option for option in [*_files(given, notes), *given]}
+    old = command == "grpo" and any(name in options for name in OLD_NAMES)
+    listed = with_defaults(settings_of(SETTINGS, command), OLD_DEFAULTS if old else {})
     o = read_settings(
         command,
         launch,
-        {f"--{setting.name}": setting for setting in settings_of(SETTINGS, command)},
+        {f"--{setting.name}": setting for setting in listed},
         [_assignment(command, option) for option in options.values()],
         "give another value, or leave the flag out",
     )
@@ -199,6 +202,10 @@ def _deepspeed(path: str, notes: list[Remark]) -> Iterator[Typed]:
 
 
 _VERSION = "1.16"
+_OLD_NOTE = (
+    "is of TRL before 1.0 (0.14 to 0.16): the defaults of that time are taken, but for top_k 50, "
+    "which the policy's ratio does not allow. 0.16 takes the mean over all tokens (loss_type bnpo)."
+)
 
 
 def convert(launch: Launch, cards: int | None = None) -> Converted:
@@ -216,8 +223,10 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
     o = _read_options(launch, cards)
     run = _run(o)
     remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
-    about = f"TRL {_VERSION}, trl {o.command}"
-    return write_config(learning.job(o), run, o, remarks, about)
+    old = o.given(*OLD_NAMES)
+    about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
+    converted = write_config(learning.job(o), run, o, remarks, about)
+    return replace(converted, version_note=f"--{old[0]} {_OLD_NOTE}") if old else converted
 
 
 def _run(o: Options) -> ForeignRun:

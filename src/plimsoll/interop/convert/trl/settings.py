@@ -1,10 +1,14 @@
 """List TRL's settings, with the defaults of its dataclasses.
 
+Beside them are those that only TRL before 1.0 has, with the defaults of that time.
+
 They are those of trl 1.16 (ScriptArguments, ModelConfig, SFTConfig and so on) and of transformers'
 TrainingArguments (5.23).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from plimsoll.interop.convert import absences as why
 from plimsoll.interop.convert.absences import Absence
@@ -38,6 +42,7 @@ _ABSENT: tuple[Setting, ...] = (
     *absent(why.ENGINE, _RL, "ds3_gather_for_generation use_transformers_paged use_transformers_continuous_batching transformers_continuous_batching_config vllm_model_impl cache_implementation"),
     *absent(why.KERNELS, _ALL, "attn_implementation use_liger_kernel liger_kernel_config"),
     *absent(why.KERNELS, "grpo", "cast_lm_head_to_fp32"),
+    *absent(why.ENGINE, "grpo", "vllm_device vllm_dtype vllm_enable_prefix_caching"),
     *absent(why.PACKED, _ALL, "pad_to_multiple_of pad_token padding_value group_by_length length_column_name"),
     *absent(why.PACKED, "sft dpo gkd", "padding_free"),
     *absent(why.PACKED, "sft gkd", "packing_strategy eval_packing"),
@@ -93,6 +98,26 @@ _ABSENT: tuple[Setting, ...] = (
 
 _OFF = "sft dpo kto reward orpo cpo gkd"
 _SFT = "sft gkd"
+
+OLD_NAMES = ("vllm_device", "vllm_dtype", "vllm_enable_prefix_caching")
+"""Settings that only TRL before 1.0 has (0.14 to 0.16): they tell the version."""
+
+OLD_DEFAULTS: Mapping[str, object] = {
+    "beta": 0.04,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "loss_type": "grpo",
+    "max_completion_length": 256,
+    "max_prompt_length": 512,
+    "temperature": 0.9,
+    "use_bias_correction_kl": False,
+    "vllm_gpu_memory_utilization": 0.9,
+    "vllm_importance_sampling_correction": False,
+    "vllm_mode": "server",
+}
+"""The defaults of GRPOConfig then, where they are other ones now. `top_k` was 50: the ratio of
+policies would be wrong with it.
+"""
 
 SETTINGS: tuple[Setting, ...] = (
     # processes

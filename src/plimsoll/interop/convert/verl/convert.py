@@ -17,10 +17,17 @@ from plimsoll.errors import ConfigError
 from plimsoll.interop.convert.foreign import ForeignRun
 from plimsoll.interop.convert.launch import Launch
 from plimsoll.interop.convert.options import Assignment, Options, Remark, read_settings
-from plimsoll.interop.convert.values import WORDS, Setting, by_name, join_words, settings_of
+from plimsoll.interop.convert.values import (
+    WORDS,
+    Setting,
+    by_name,
+    join_words,
+    settings_of,
+    with_defaults,
+)
 from plimsoll.interop.convert.verl import data, learning, roles
 from plimsoll.interop.convert.verl.programs import find_command
-from plimsoll.interop.convert.verl.settings import FAMILIES, SETTINGS
+from plimsoll.interop.convert.verl.settings import FAMILIES, FSDP_SFT, SETTINGS
 from plimsoll.interop.convert.writer import Converted, write_config
 
 _NOTHING = ("null", "None", "")
@@ -37,7 +44,8 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
     command = find_command(launch.program)
     notes: list[Remark] = []
     overrides = dict(_overrides(launch.arguments, notes))
-    listed = settings_of(SETTINGS, command)
+    is_old = launch.program == _OLD_PROGRAM
+    listed = with_defaults(settings_of(SETTINGS, command), FSDP_SFT if is_old else {})
     known = by_name(listed)
     given = [_assignment(known, name, text) for name, text in overrides.items()]
     of_families = [a.setting for a in given if a.setting and a.name not in known]
@@ -127,6 +135,11 @@ def _words(text: str) -> tuple[str, ...] | None:
 
 
 _VERSION = "0.9.1"
+_OLD_PROGRAM = "fsdp_sft_trainer"
+_OLD_NOTE = (
+    "The program is older than verl 0.9.1: its own defaults are taken. Its later versions have "
+    "gradient checkpointing on."
+)
 
 
 def convert(launch: Launch, cards: int | None = None) -> Converted:
@@ -144,8 +157,10 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
     o = _read_options(launch, cards)
     run = _run(o)
     remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
-    about = f"verl {_VERSION}, {launch.program}"
-    return write_config(learning.job(o), run, o, remarks, about)
+    is_old = launch.program == _OLD_PROGRAM
+    about = f"verl {'before ' if is_old else ''}{_VERSION}, {launch.program}"
+    converted = write_config(learning.job(o), run, o, remarks, about)
+    return replace(converted, version_note=_OLD_NOTE) if is_old else converted
 
 
 def _run(o: Options) -> ForeignRun:

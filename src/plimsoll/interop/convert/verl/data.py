@@ -15,6 +15,7 @@ from plimsoll.interop.convert import foreign, mapping
 from plimsoll.interop.convert.foreign import Sourced, Value
 from plimsoll.interop.convert.options import Options, Remark
 from plimsoll.interop.convert.values import positive
+from plimsoll.interop.convert.verl import roles
 
 _ACTOR = "actor_rollout_ref.actor"
 _ANSWER = "reward_model.ground_truth"
@@ -88,8 +89,10 @@ def _columns(o: Options) -> dict[str, Sourced]:
 
 def _sft_columns(o: Options) -> dict[str, Sourced]:
     keys = ("data.prompt_key", "data.response_key")
-    if any(o[key] is None for key in keys) or o.given("data.messages_key"):
-        return {"messages": _column(o, str(o["data.messages_key"]), "data.messages_key")}
+    whole = ("data.messages_key", "data.multiturn.enable")
+    turns = o["data.multiturn.enable"] or o.given("data.messages_key")
+    if turns or any(o[key] is None for key in keys):
+        return {"messages": _column(o, str(o["data.messages_key"]), *whole)}
     inner = ("data.prompt_dict_keys", "data.response_dict_keys")
     paths = (".".join([o[key], *(o[path] or ())]) for key, path in zip(keys, inner, strict=True))
     return {
@@ -168,8 +171,21 @@ def _micro_batch(o: Options) -> Sourced:
     longest = sum(o[bound] for bound in bounds)
     if o[dynamic]:
         return mapping.token_budget(o, tokens, dynamic, longest, *bounds)
+    of_all = size.removesuffix("_per_gpu")
+    if o[of_all] and not o.given(size):
+        return _share_of_all(o, of_all, longest, *bounds)
     why = "" if o[size] else f"{o.names[size]} says how many sequences: reckoned with 1"
     return mapping.with_check(mapping.micro_batch(o, size, o[size] or 1, longest, *bounds), why)
+
+
+def _share_of_all(o: Options, size: str, longest: int, *bounds: str) -> Sourced:
+    """Return a card's micro-batch from an older setting, which counts those of all cards."""
+    cards = roles.cards_of(o)
+    number = max(1, o[size] // cards)
+    budget = mapping.micro_batch(o, size, number, longest, *bounds)
+    note = f"{o[size]} sequences of all {cards} cards: {budget.note} on each"
+    rest = f"{o[size]} sequences do not divide among {cards} cards" if o[size] % cards else ""
+    return mapping.with_check(replace(budget, note=note), rest)
 
 
 def _dynamic_sampling(o: Options) -> foreign.GroupFilter | None:

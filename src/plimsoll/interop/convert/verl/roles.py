@@ -32,7 +32,7 @@ _OF_CRITIC = Sections("critic.model", "critic.optim", "critic.fsdp")
 _OF_SFT = Sections("model", "optim", "engine")
 
 
-def _cards(o: Options) -> int:
+def cards_of(o: Options) -> int:
     """Return the number of cards of all machines."""
     if o.command == "sft" and o.launch.cards is not None:
         return int(o.launch.cards * (o.launch.nodes or 1))
@@ -49,14 +49,14 @@ def machines(o: Options, *, has_reward_model: bool) -> foreign.Machines:
     check = ""
     if not launched and not o.given(_CARDS[0]):
         check = f"nothing says how many cards a machine has: {o[_CARDS[0]]} is verl's default"
-    ranks = o.trace(_cards(o), *_CARDS, check=check)
+    ranks = o.trace(cards_of(o), *_CARDS, check=check)
     nodes = (o.launch.nodes if launched else None) or o[_CARDS[1]]
     pool = _pool_cards(o) if has_reward_model else 0
     if pool:
         cards = o.cards or max(o[_CARDS[0]], o[_POOL[0]])
-        nodes = max(nodes, -(-(_cards(o) + pool) // cards))
+        nodes = max(nodes, -(-(cards_of(o) + pool) // cards))
     return foreign.Machines(
-        ranks=Sourced(_cards(o), note=o.launch.started_by) if launched else ranks,
+        ranks=Sourced(cards_of(o), note=o.launch.started_by) if launched else ranks,
         reward_ranks=o.trace(pool, *_POOL, _HAS_POOL) if pool else None,
         nodes=o.trace(nodes, _CARDS[1], *(_POOL if pool else ())) if nodes > 1 else None,
         address=mapping.ray_head(o, nodes),
@@ -213,7 +213,7 @@ def rollout(o: Options) -> foreign.Rollout | None:
             placement=Sourced("shared", note="it samples on the ranks' cards"),
             sampling=sampling,
         )
-    cards, across = _cards(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
+    cards, across = cards_of(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
     if across > cards:
         raise ConfigError(
             f"{o.show(width)}: an engine needs {across} cards, and there are {cards} "

@@ -1,9 +1,11 @@
 """List verl's settings, with the defaults of its configs and their earlier names.
 
-The source is verl/trainer/config/ of 0.9.1.
+The source is verl/trainer/config/ of 0.9.1, and for an older program the config of that program.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from plimsoll.config.base import AUTO
 from plimsoll.interop.convert import absences as why
@@ -64,7 +66,7 @@ _ABSENT: tuple[Setting, ...] = (
     *absent(why.PACKED, _ALL, f"{_ACTOR}.use_remove_padding {_ACTOR}.pad_to_length {_REF}.pad_to_length use_remove_padding"),
     *absent(why.UNASKED, _PPO, f"{_ACTOR}.data_loader_seed {_ACTOR}.freeze_vision_tower actor_rollout_ref.hybrid_engine {_ACTOR}.load_weight data.seed critic.enable critic.loss_agg_mode {_ACTOR}.calculate_entropy {_ACTOR}.calculate_sum_pi_squared algorithm.filter_groups.max_inflight_gen_batches"),
     *absent(why.READ_ONCE, _ALL, "data.val_batch_size data.filter_overlong_prompts_workers data.dataloader_num_workers data.num_workers data.return_raw_chat data.return_raw_input_ids data.return_full_prompt data.return_multi_modal_inputs data.use_shm data.validation_shuffle data.trust_remote_code data.balance_dp_token data.ignore_input_ids_mismatch data.need_tools_kwargs data.continuous_token.enable data.tokenizer data.pad_mode data.image_patch_size data.prompt_type data.val_score_key data.continuous_token.model_family"),
-    *absent(why.UNASKED, _SFT, "data.multiturn.enable data.enable_thinking_key data.enable_thinking_default"),
+    *absent(why.UNASKED, _SFT, "data.enable_thinking_key data.enable_thinking_default"),
     *absent(why.SCORED, _PPO, " ".join(f"critic.{name}" for name in ["ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu", "forward_micro_batch_size", "forward_micro_batch_size_per_gpu", "ppo_epochs", "ppo_infer_max_token_len_per_gpu", "ppo_infer_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_infer_use_dynamic_bsz", "shuffle"])),
     *(s for section in (_REF, _ROLLOUT) for s in _absent_under(why.SCORED, section, "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu log_prob_use_dynamic_bsz")),
     *_absent_under(why.SCORED, _ACTOR, "shuffle use_prefix_grouper"),
@@ -177,7 +179,9 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("data.filter_overlong_prompts", _PPO, BOOL, False),
     *settings("data.train_batch_size", _ALL, COUNT, 1024, sft=256),
     *settings("data.gen_batch_size", _PPO, COUNT),
-    *settings("data.micro_batch_size_per_gpu", _SFT, COUNT, 4, older="data.micro_batch_size"),
+    *settings("data.micro_batch_size_per_gpu", _SFT, COUNT, 4),
+    *settings("data.micro_batch_size", _SFT, COUNT),
+    *settings("data.multiturn.enable", _SFT, BOOL),
     *settings("data.max_token_len_per_gpu", _SFT, COUNT, 8192),
     *settings("data.use_dynamic_bsz", _SFT, BOOL, True),
     *settings("data.shuffle", _PPO, BOOL, True),
@@ -189,7 +193,7 @@ SETTINGS: tuple[Setting, ...] = (
     *_under(_REF, "model.path", TEXT),
     # batches
     *_under(_ACTOR, "ppo_mini_batch_size", COUNT, 256),
-    *_under(_ACTOR, "ppo_micro_batch_size_per_gpu", COUNT, older=f"{_ACTOR}.ppo_micro_batch_size"),
+    *_under(_ACTOR, "ppo_micro_batch_size_per_gpu ppo_micro_batch_size", COUNT),
     *_under(_ACTOR, "use_dynamic_bsz", BOOL, False),
     *_under(_ACTOR, "ppo_max_token_len_per_gpu", COUNT, 16384),
     *_under(_ACTOR, "ppo_epochs", COUNT, 1),
@@ -270,3 +274,15 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("reward.reward_kwargs.max_resp_len", _PPO, COUNT, older="reward_model.reward_kwargs.max_resp_len"),
     *_ABSENT,
 )
+
+FSDP_SFT: Mapping[str, object] = {
+    "data.prompt_key": "question",
+    "data.response_key": "answer",
+    "data.use_dynamic_bsz": False,
+    "model.enable_gradient_checkpointing": False,
+    "optim.lr": 1e-5,
+    "optim.betas": (0.9, 0.95),
+    "optim.lr_warmup_steps_ratio": 0.1,
+    "optim.lr_scheduler": "cosine",
+}
+"""The defaults of fsdp_sft_trainer that sft_trainer has not (sft_trainer.yaml of 005a83db)."""
