@@ -18,6 +18,7 @@ from plimsoll.page.progress import console, held_out, progress, seconds
 from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.serve import Query
 from plimsoll.page.watched import Watched
+from plimsoll.run.numbers import rank
 from plimsoll.run.responses import pick_evenly
 
 
@@ -86,7 +87,7 @@ def _samples(run: Watched, place: int) -> dict[str, Any]:
     best_and_worst = ends(run, step)
     needed = {response["group"] for end in ("best", "worst") for response in best_and_worst[end]}
     by_prompt = {summary["prompt"]: summary for summary in reversed(overview["groups"])}
-    ordered = sorted(by_prompt.values(), key=lambda summary: -summary["reward"])
+    ordered = sorted(by_prompt.values(), key=lambda summary: -rank(summary["reward"]))
     needed |= {ordered[at]["group"] for at in pick_evenly(len(ordered), _FROZEN_GROUPS)}
     summaries = [summary for summary in overview["groups"] if summary["group"] in needed]
     return {

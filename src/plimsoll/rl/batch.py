@@ -27,6 +27,7 @@ from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.run.health import repeating
+from plimsoll.run.numbers import mean
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.spec.choices import AdvantageNeed, advantage_needs
 from plimsoll.spec.roles import RoleName
@@ -318,9 +319,9 @@ def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[s
 def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     """Return the means over trajectories of rewards, lengths, endings and repetition, by name."""
     return {
-        "reward": fmean(t.reward for t in trajectories),
+        "reward": mean(t.reward for t in trajectories),
         **{
-            f"reward/{part.name}": fmean(t.rewards[i].value for t in trajectories)
+            f"reward/{part.name}": mean(t.rewards[i].value for t in trajectories)
             for i, part in enumerate(trajectories[0].rewards)
         },
         "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
@@ -341,7 +342,7 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     figures = [t.figures for t in trajectories if t.turns]
     names = dict.fromkeys(name for episode in figures for name in episode)
     metrics = {
-        f"episode/{n}": fmean(episode[n] for episode in figures if n in episode) for n in names
+        f"episode/{n}": mean(episode[n] for episode in figures if n in episode) for n in names
     }
     prompts = sum(episode.get(PROMPT_TOKENS, 0.0) for episode in figures)
     if prompts:
