@@ -12,6 +12,7 @@ function card(run) {
     element("h1", {}, run.name, element("span", { class: `state ${run.state.split(/[ :]/)[0]}` }, run.state)),
     element("div", { class: "quiet" }, about.filter(Boolean).join(" ")),
     run.problem ? element("p", { class: "problem", role: "alert" }, run.problem) : null,
+    run.goOn ? element("p", { class: "quiet" }, run.goOn) : null,
     element("progress", { max: run.steps || 1, value: Math.min(run.step, run.steps || 1), "aria-label": "steps done" }),
     element("div", { class: "figures" }, ...when(run).map(figure)),
     element("div", { class: "figures" }, ...Object.entries(run.headline).map(figure)),
