@@ -112,3 +112,18 @@ def test_example_configs_say_their_job_and_load() -> None:
         job = re.match(rf"# ({NAMES})\b", first)
         assert job, f"{path}: its first line must be `# JOB ...`, with one of {NAMES}"
         load_spec(JOBS[job[1]], str(path))
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """The lines that begin a text which stands alone: a docstring, or what a field means."""
+    alone = [node for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return {node.lineno for node in alone if isinstance(node.value, ast.Constant)}
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "src").rglob("*.py")), ids=lambda p: p.name)
+def test_no_message_names_a_page_that_an_installed_package_lacks(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    of_readers = docstrings(tree)
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    told = [node for node in texts if node.lineno not in of_readers]
+    assert [x.value for x in told if re.search(r"\bdocs/[\w-]+\.md", str(x.value))] == []
