@@ -249,12 +249,14 @@ def _other_axes(run: Watched, steps: Sequence[float | None]) -> dict[str, list[f
     """Return the hours and the tokens of a run up to each of these steps."""
     metrics = run.metrics
     phases = [metrics.column(name) for name in metric_names([metrics.names], "seconds/")]
+    sums: dict[str, Column] = {"tokens": metrics.column("tokens")}
+    if phases:
+        sums["hours"] = np.nansum(np.array(phases), axis=0) / 3600
     at = np.array([np.nan if step is None else step for step in steps])
-    sums = {"hours": sum(map(np.nan_to_num, phases)) / 3600, "tokens": metrics.column("tokens")}
     axes = {}
     for name, column in sums.items():
-        if np.ndim(column) and len(column) and np.isfinite(column).any():
-            total = np.cumsum(np.nan_to_num(column, posinf=0, neginf=0))
+        if np.isfinite(column).any():
+            total = np.cumsum(np.where(np.isfinite(column), column, 0.0))
             axes[name] = _numbers(np.interp(at, metrics.column("step"), total))
     return axes
 
