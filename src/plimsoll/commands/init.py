@@ -162,8 +162,8 @@ def _reward(
 
 
 def _reward_values(reward: RewardChoice) -> Dotted:
-    skips = {"data.on_bad_row": "skip"} if reward.skips_rows else {}
-    return skips if reward.name is None else {**skips, "rewards.correct.name": reward.name}
+    values: Dotted = {"data.on_bad_row": "skip"} if reward.skips_rows else {}
+    return values if reward.name is None else values | {"rewards.correct.name": reward.name}
 
 
 def _lengths_of_run(steps: int, request: InitRequest) -> Dotted:
@@ -219,12 +219,13 @@ def _with_adapter_rates(
     rates = []
     for flag in _flags(job.start):
         is_rate = flag.path[1:] == ("optimizer", "learning_rate") and flag.path not in fixed
-        if is_rate and (values.get(flag.path[0]) or {}).get("adapter"):
+        has_adapter = (values.get(flag.path[0]) or {}).get("adapter")
+        if is_rate and has_adapter and isinstance(flag.value, float):
             rates.append(Flag(flag.path, float(f"{_TIMES_OF_ADAPTER * flag.value:.3g}")))
     return apply_flags(Tree(dict(values), {}), rates).values
 
 
-def _step_sizes(spec: RunSpec[Any]) -> Dotted:
+def _step_sizes(spec: RunSpec[Any]) -> dict[str, int]:
     """Return the default sizes of an optimizer step, by their names under `batch`.
 
     They are written into the config, as users change them first.
