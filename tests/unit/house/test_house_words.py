@@ -120,10 +120,14 @@ def docstrings(tree: ast.AST) -> set[int]:
     return {node.lineno for node in alone if isinstance(node.value, ast.Constant)}
 
 
-@pytest.mark.parametrize("path", sorted((PROJECT / "src").rglob("*.py")), ids=lambda p: p.name)
-def test_no_message_names_a_page_that_an_installed_package_lacks(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    of_readers = docstrings(tree)
-    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    told = [node for node in texts if node.lineno not in of_readers]
-    assert [x.value for x in told if re.search(r"\bdocs/[\w-]+\.md", str(x.value))] == []
+def test_no_message_names_a_page_that_an_installed_package_lacks() -> None:
+    """Docstrings may: they are for who has the source."""
+    found = []
+    for path in sorted((PROJECT / "src").rglob("*.py")):
+        if "docs/" in (text := path.read_text()):
+            tree = ast.parse(text)
+            of_readers = docstrings(tree)
+            texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            told = [node for node in texts if node.lineno not in of_readers]
+            found += [x.value for x in told if re.search(r"\bdocs/[\w-]+\.md", str(x.value))]
+    assert found == []
