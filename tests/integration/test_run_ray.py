@@ -40,6 +40,7 @@ from plimsoll.engine.checkpoint import read_weights
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.ledger import read_ledger
+from plimsoll.spec.load import load_spec
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +54,6 @@ def divided_ppo() -> dict[str, Any]:
     config["rollout"] |= VLLM | {"engines": 2, "sync": {"rehearse": True}}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
-        config[role]["model"] |= {"dtype": "bfloat16"}
     config["algorithm"]["policy_loss"] = {"name": "own_loss.py:loss"}
     return config
 
@@ -152,10 +152,11 @@ def test_the_final_model_holds_the_trainers_masters(home: Path) -> None:
     saved = load_file(home / "ppo" / "model" / "model.safetensors")
     first = load_file(home / "model" / "model.safetensors")
     assert saved.keys() == first.keys()
+    dtype = getattr(torch, load_spec("ppo", str(home / "ppo.yaml")).actor.model.dtype)
     for name, tensor in saved.items():
-        assert tensor.dtype == torch.bfloat16
-        assert torch.equal(tensor.flatten(), masters[f"lm.{name}"].bfloat16())
-        assert not torch.equal(tensor, first[name].bfloat16())
+        assert tensor.dtype == dtype
+        assert torch.equal(tensor.flatten(), masters[f"lm.{name}"].to(dtype))
+        assert not torch.equal(tensor, first[name].to(dtype))
 
 
 @pytest.mark.slow

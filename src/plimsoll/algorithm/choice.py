@@ -178,8 +178,7 @@ class _Checked(Generic[Output]):
         if not isinstance(output, self.output_type) or shapes != expected:
             raise ConfigError(
                 f"{self} gave {type(output).__name__} with {_list_shapes(shapes)}, and "
-                f"{self.output_type.__name__} with {_list_shapes(expected)} is needed. "
-                f"docs/extend.md shows an example."
+                f"{self.output_type.__name__} with {_list_shapes(expected)} is needed."
             )
         if any(x.requires_grad for x in _tensors(*inputs)) and not any(
             getattr(output, x).requires_grad for x in expected
@@ -187,8 +186,7 @@ class _Checked(Generic[Output]):
             raise ConfigError(
                 f"{self} gave a loss without a gradient: nothing would be learned from it. "
                 f"Compute it from the inputs by torch, without .detach(), .item(), NumPy or "
-                f"torch.no_grad() on the way, for empty inputs too. docs/extend.md shows an "
-                f"example."
+                f"torch.no_grad() on the way, for empty inputs too."
             )
         if isinstance(output, LossOutput):
             self._check_metrics(output.metrics, torch.Size())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from math import comb, sqrt
+from math import comb, nan, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ def mean_interval(
 ) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of the mean of any values; None for a single prompt.
 
+    Both ends are NaN if a value is not finite.
+
     The interval is the mean +- t standard errors over K prompts, with K - 1 degrees of freedom. If
     all prompts have equally many rows, this is Student's interval of the prompts' means; else the
     mean is a ratio of two sums over prompts (Cochran 1977, Sampling Techniques, section 6.3).
@@ -54,6 +56,8 @@ def mean_interval(
     values = np.asarray(values_N, dtype=np.float64)
     if np.isin(values, (0, 1)).all():
         return share_interval(values, prompts)
+    if not np.isfinite(values).all():
+        return nan, nan
     mean = float(values.mean())
     sums_K, _ = _by_prompt(values - mean, prompts)
     count = len(sums_K)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 _QUESTIONS = {
     "model": ("Which model? A directory, or a name on the hub", "Qwen/Qwen2.5-0.5B-Instruct"),
     "data": ("Which data to learn from? A file, a directory, or a name on the hub", None),
-    "eval": ("Which held-out data? Enter for none", ""),
+    "eval": ("Which held-out data, or how many rows to hold out? Enter for none", ""),
 }
 
 
@@ -38,19 +41,45 @@ def init(words: list[str]) -> None:
             check_given(name, given)
     _ask(options, job.name)
 
-    held_out = options.eval or None
-    request = InitRequest(
-        options.model, options.data, held_out, options.cluster, options.host_memory, flags
-    )
-    new_config = make_config(job, request)
+    with _divided(options, out) as (data, held_out):
+        request = InitRequest(
+            options.model, data, held_out, options.cluster, options.host_memory, flags
+        )
+        new_config = make_config(job, request)
     write_whole(out, new_config.text)
     show("\n".join(new_config.remarks))
+    file = shlex.quote(str(out))
     show(
         f"\n{out} is written. Look at it, and then:\n"
-        f"  plimsoll plan {out}             # its memory, by role, phase and item\n"
-        f"  plimsoll {job.name} {out} --dry-run    # checked with its files; starts nothing\n"
-        f"  plimsoll {job.name} {out}"
+        f"  plimsoll plan {file}             # its memory, by role, phase and item\n"
+        f"  plimsoll {job.name} {file} --dry-run    # checked with its files; starts nothing\n"
+        f"  plimsoll {job.name} {file}"
     )
+
+
+@contextmanager
+def _divided(options: Namespace, out: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield the data to learn from and the held-out data, which is None without any.
+
+    For a number of rows to hold out, write both to files beside the config, and remove them after
+    an error in the block.
+    """
+    if not (options.eval or "").isdigit():
+        yield options.data, options.eval or None
+        return
+    from plimsoll.commands.init_rows import hold_out
+
+    files = [out.with_name(f"{out.stem}-{name}.jsonl") for name in ("train", "eval")]
+    if there := next(filter(Path.exists, files), None):
+        raise ConfigError(f"{there} is there already, and --eval would write it. Rename it.")
+    try:
+        hold_out(options.data, int(options.eval), *files)
+        show(f"{options.eval} rows are held out: {files[1]}; the others are in {files[0]}")
+        yield str(files[0]), str(files[1])
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def _init_parser() -> Parser:
@@ -59,13 +88,18 @@ def _init_parser() -> Parser:
         usage="plimsoll init JOB [--model M] [--data FILE] [--section.key VALUE ...] [options]",
         description="Write a first config of a job (sft, dpo, grpo, ...) that fits on this "
         "machine, or on --cluster: the planner changes what would not fit, in what is learned "
-        "last. Columns are told by their names. What is not given is asked.",
+        "last. Columns are told by their names; lengths, steps and the reward by the rows. What is "
+        "not given is asked.",
         epilog="Example: plimsoll init grpo --model Qwen/Qwen2.5-1.5B-Instruct --data train.jsonl",
     )
     parser.add_argument("job", help="the command that the config is for, such as sft")
     parser.add_argument("--model", help="a directory in Hugging Face format, or a name on the hub")
     parser.add_argument("--data", help="a file or directory, or a name on the hub")
-    parser.add_argument("--eval", help="held-out data, with the same columns")
+    parser.add_argument(
+        "--eval",
+        metavar="FILE|N",
+        help="held-out data, with the same columns; or how many rows of --data to hold out",
+    )
     parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB, or cpu")
     parser.add_argument("--host-memory", help="of each machine, such as 1TB")
     parser.add_argument(

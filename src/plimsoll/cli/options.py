@@ -69,10 +69,8 @@ def show(text: str) -> None:
     A text is made safe, unless a terminal has drawn it.
     """
     try:
-        if isinstance(text, Drawn):
-            print(text, file=beneath(sys.stdout), flush=True)
-        else:
-            print(safe_text(text), flush=True)
+        safe = text if isinstance(text, Drawn) else safe_text(text)
+        print(safe, file=beneath(sys.stdout), flush=True)
     except BrokenPipeError:
         silence(sys.stdout.fileno())
         raise ReaderGone from None

@@ -475,7 +475,12 @@ def watch(words: list[str]) -> None:
         "samples, time, memory, config. Of several runs the curves are overlaid, and configs "
         "compared. Ends with Ctrl-C.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run.directory, of any state")
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run.directory, of any state; or a directory of runs",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
     parser.add_argument(

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import gcd
@@ -43,7 +44,7 @@ from plimsoll.cluster.ray_members import (
     shared_homes,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
-from plimsoll.cluster.ray_watch import HangWatch, first_ended
+from plimsoll.cluster.ray_watch import HangWatch, first_ended, take_errors
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
@@ -248,6 +249,7 @@ class RayCluster:
         dead = [self._watches.pop(watch) for watch in ended]
         self._hangs.remove(dead)
         self._beside.failed.clear()
+        take_errors(ended)
         self._call_on_nodes(end_processes, dead)
         for member in dead:
             ray.kill(member.actor)
@@ -482,8 +484,9 @@ class RayCluster:
 
     def close(self) -> None:
         """End all ranks and engines, and leave Ray."""
-        self._watches.clear()
         stopping = [member.actor.call.remote("stop") for member in self._engines]
+        take_errors([*self._watches, *stopping])
+        self._watches.clear()
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
         everyone = (*self._engines, *self._ranks)
@@ -521,7 +524,7 @@ class RayCluster:
         (seconds) the wait has a limit instead of a watch for hangs, because starting processes give
         no signs of life yet.
         """
-        with self._hangs.watching(call) as wait_for_first:
+        with self._hangs.watching(call) as wait_for_first, _leaving(pending, keep):
             while pending:
                 watches, beside = self._watches_beside(pending.values())
                 awaited = [*pending, *watches]
@@ -626,6 +629,18 @@ class RayCluster:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
         return error.with_sighting(text, self._sighting(member))
+
+
+@contextmanager
+def _leaving(pending: Mapping[Any, Member], keep: Sequence[Any]) -> Iterator[None]:
+    """At the end of the block take the errors of the calls that are still open.
+
+    The results of those in `keep` are large, and would be fetched with their errors.
+    """
+    try:
+        yield
+    finally:
+        take_errors(reference for reference in pending if reference not in keep)
 
 
 def _calls(

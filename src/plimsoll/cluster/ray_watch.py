@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ class HangWatch:
     def remove(self, members: Sequence[Member]) -> None:
         """Watch these members no longer."""
         self._members = [member for member in self._members if member not in members]
+        take_errors(reference for reference, member in self._asked.items() if member in members)
         self._asked = {r: member for r, member in self._asked.items() if member not in members}
         self._heartbeats = self._heartbeats.forget([member.name for member in members])
 
@@ -117,6 +118,16 @@ class HangWatch:
             self._heartbeats = self._heartbeats.ask(member.name)
             if member.name not in late:
                 self._asked[member.actor.sign.remote()] = member
+
+
+def take_errors(references: Iterable[Any]) -> None:
+    """Take the errors of calls whose results nobody reads any more.
+
+    Ray prints an error that nobody takes as "Unhandled error", long after the run has told of the
+    death that ended the call, and gone on.
+    """
+    for reference in references:
+        reference.future()
 
 
 def first_ended(references: Sequence[Any], timeout: float) -> Any:

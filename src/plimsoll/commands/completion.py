@@ -52,6 +52,13 @@ def candidates(
     offered: Iterable[str]
     if not before:
         offered = commands
+    elif before[-1] == "=":  # as bash divides --key=value
+        offered = _values(before[:-1])
+    elif last == "=":
+        return list(_values(before))
+    elif last.startswith("--") and "=" in last:
+        flag = last.partition("=")[0]
+        offered = [f"{flag}={value}" for value in _values([*before, flag])]
     elif last.startswith("--"):
         job = _job(before)
         offered = [*options(before[0]), *(_flags(job, last) if job else [])]
@@ -95,6 +102,16 @@ def _values(before: Sequence[str]) -> Iterator[str]:
 
 
 def _choices(key: Key | None) -> Iterator[str]:
+    """Yield the fixed words among the values of a key, such as `auto` of `auto | integer`."""
     if key is None:
         return
-    yield from ("true", "false") if key.kind.startswith("true") else map(str, key.choices)
+    words = key.kind.removesuffix(" or null").split(" | ")
+    yield from ("true", "false") if words[0].startswith("true") else map(str, key.choices)
+    if not key.choices and len(words) > 1:
+        yield from (word for word in words if _is_word(word))
+    if key.kind.endswith(" or null"):
+        yield "null"
+
+
+def _is_word(word: str) -> bool:
+    return " " not in word and word not in ("integer", "number", "text", "list", "mapping")

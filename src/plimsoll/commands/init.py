@@ -2,33 +2,41 @@
 
 `plimsoll init grpo --model Qwen/Qwen2.5-0.5B-Instruct --data prompts.jsonl`
 
-Columns are guessed from the names in the first row. If the config would not fit into memory, the
-planner changes settings.
+Columns are guessed from the names in the first row; lengths, steps and the reward from the rows
+(`init_rows`). If the config would not fit into memory, the planner changes settings.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from plimsoll.commands.init_rows import (
+    LONGEST,
+    LOOKED_AT,
+    MOST_STEPS,
+    DataRow,
+    RewardChoice,
+    choose_reward,
+    choose_steps,
+    first_rows,
+    guess_columns,
+    is_pair,
+    longest_tokens,
+)
 from plimsoll.commands.planning import fit_values, hardware_of
 from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.data import SourceConfig
 from plimsoll.config.flags import Flag, apply_flags, parse_flags
 from plimsoll.config.keys import Key, find_key, keys_of
 from plimsoll.config.load import MODEL, leaves
 from plimsoll.config.problems import refuse, show
 from plimsoll.config.yaml_tree import Tree, write_tree
-from plimsoll.data.report import BadRow
-from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, DoesNotFit
+from plimsoll.run.counting import plural
 from plimsoll.shapes.known_models import known_models
 from plimsoll.spec.engine_rules import engine_for
 from plimsoll.spec.job import Job
@@ -36,53 +44,20 @@ from plimsoll.spec.load import spec_of
 from plimsoll.spec.model_files import check_missing, check_model, lacks_template
 from plimsoll.spec.run_spec import RunSpec
 
-DataRow = Mapping[str, Any]
 Dotted = dict[str, object]
 """Values by dotted key."""
-
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "messages": ("messages", "conversations", "conversation"),
-    "prompt": ("prompt", "question", "instruction", "problem", "query", "input"),
-    "response": ("response", "answer", "output", "completion", "solution"),
-    "text": ("text", "content", "body", "document"),
-    "chosen": ("chosen", "better", "preferred"),
-    "rejected": ("rejected", "worse", "dispreferred"),
-    "steps": ("steps", "completions"),
-    "labels": ("labels",),
-    "label": ("label", "desirable"),
-    "reference": ("reference", "answer", "ground_truth", "solution", "label", "target"),
-}
-"""Usual names of columns, the likeliest first."""
-
-WAYS = (
-    ("prompt", "steps", "labels"),
-    ("prompt", "response", "label"),
-    ("messages", "label"),
-    ("prompt", "chosen", "rejected"),
-    ("chosen", "rejected"),
-    ("messages", "reference"),
-    ("messages",),
-    ("prompt", "reference"),
-    ("prompt", "response"),
-    ("prompt",),
-    ("text",),
-)
-"""Sets of columns that make a row; the first set that the data has and the job accepts is used."""
 
 _SIZES = ("prompts", "responses", "sequences", "pairs")
 """Keys under `batch` for the size of an optimizer step."""
 
+_TIMES_OF_ADAPTER = 10
 _WIDTH = 96
 _CLAUSE = re.compile(r"; |(?<=[.:])\s+(?=[A-Z`])|(?<=\.)\s+(?=\w+: )")
 """Separates the statements in a key's text."""
+_PPO = re.compile(r"(?P<rows>[^:,]*), or in PPO (?P<rl>[^:,.]*)")
+"""Matches what a text says of jobs that learn from rows, and of those that sample."""
 _NAMED = re.compile(r"`?(?P<name>\w+)(?:`:?|:) ")
 """Matches a value in front of its meaning."""
-
-LOOKED_AT = 500
-"""Number of rows whose lengths are measured."""
-SHORTEST, LONGEST = 256, 4096
-CHARACTERS = 3
-"""Characters per token, a low estimate for most languages."""
 
 
 @dataclass(frozen=True)
@@ -120,36 +95,137 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     Raises ConfigError if the data has no rows, if the job does not accept its columns, or if a key
     is wrong; DoesNotFit if no change that was tried makes the config fit.
     """
-    rows = _first_rows(request.data)
-    columns = guess_columns(job, request, rows[0])
-    first = [Flag(tuple(k.split(".")), v) for k, v in _first(job, request, columns, rows).items()]
+    rows = first_rows(request.data)
+    columns = _columns(job, request, rows[0])
+    tokens = longest_tokens(job, columns, rows)
     parsed = parse_flags(request.flags)
-    spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*first, *parsed]))
-    step = [Flag(("batch", name), size) for name, size in _step_sizes(spec).items()]
-    values = apply_flags(Tree({}, {}), [*first, *step, *parsed]).values
+    reward = _reward(job, columns, rows)
+    first = _first(job, request, columns, min(tokens, LONGEST))
+    first |= {} if reward is None else _reward_values(reward)
+    try:
+        spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*_flags(first), *parsed]))
+    except ConfigError as error:
+        for hint in _hints(rows, columns, reward):
+            error.add_note(f"  {hint}")
+        raise
+    sizes = _step_sizes(spec)
+    first |= {f"batch.{name}": size for name, size in sizes.items()}
+    if any(flag.path == ("run", "epochs") for flag in parsed):
+        del first["run.steps"]
+    else:
+        first |= _lengths_of_run(choose_steps(len(rows), sizes), request)
+    values = apply_flags(Tree({}, {}), [*_flags(first), *parsed]).values
     remarks = [f"{key} is the column {column!r}" for key, column in columns.items()]
+    remarks += _remarks(request, rows, columns, values, tokens)
+    remarks += [] if reward is None else [str(reward)]
     try:
         fitting = fit_values(spec, values)
     except ConfigError as error:
         why, *_ = str(error).splitlines()
-        return NewConfig(_text(job, values), (*remarks, f"it has no plan of memory: {why}"))
+        unplanned = _with_adapter_rates(job, values, parsed)
+        return NewConfig(_text(job, unplanned), (*remarks, f"it has no plan of memory: {why}"))
     where = request.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
             f"{request.model} does not fit on {where}, and nothing that was tried would make it. "
             "Take a smaller model, or other cards: --cluster 8xA100-80GB."
         )
-    before = leaves(values)
-    changed = {path: value for path, value in leaves(fitting).items() if before.get(path) != value}
-    if changed:
-        remarks.append(f"it fits on {where} with these changes:")
-        remarks += [f"  {'.'.join(path)}: {show(value)}" for path, value in changed.items()]
+    if changes := list(_changes(values, fitting)):
+        remarks += [f"it fits on {where} with these changes:", *changes]
     else:
         remarks.append(f"it fits on {where} as it is")
-    return NewConfig(_text(job, fitting), tuple(remarks))
+    new_values = _with_adapter_rates(job, fitting, parsed)
+    if changes := list(_changes(fitting, new_values)):
+        remarks += [f"adapters learn at {_TIMES_OF_ADAPTER} times the rate:", *changes]
+    return NewConfig(_text(job, new_values), tuple(remarks))
 
 
-def _step_sizes(spec: RunSpec[Any]) -> Dotted:
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each key whose value is new or differs."""
+    values = leaves(before)
+    for path, value in leaves(after).items():
+        if values.get(path) != value:
+            yield f"  {'.'.join(path)}: {show(value)}"
+
+
+def _flags(values: Mapping[str, Any]) -> list[Flag]:
+    return [Flag(tuple(key.split(".")), value) for key, value in values.items()]
+
+
+def _reward(
+    job: Job[Any], columns: Mapping[str, str], rows: Sequence[DataRow]
+) -> RewardChoice | None:
+    """Return the result of `choose_reward`; None for a job or rows without references."""
+    if "rewards" not in job.config.model_fields or "reference" not in columns:
+        return None
+    return choose_reward([row.get(columns["reference"]) for row in rows])
+
+
+def _reward_values(reward: RewardChoice) -> Dotted:
+    values: Dotted = {"data.on_bad_row": "skip"} if reward.skips_rows else {}
+    return values if reward.name is None else values | {"rewards.correct.name": reward.name}
+
+
+def _lengths_of_run(steps: int, request: InitRequest) -> Dotted:
+    """Return the keys that count steps: the run's length, and four checkpoints within it."""
+    every = max(1, min(50, -(-steps // 4)))
+    evaluation = {} if request.held_out is None else {"run.eval_every": every}
+    return {"run.steps": steps, "run.save_every": every, **evaluation}
+
+
+def _remarks(
+    request: InitRequest,
+    rows: Sequence[DataRow],
+    columns: Mapping[str, str],
+    values: Mapping[str, Any],
+    tokens: int,
+) -> Iterator[str]:
+    """Yield what the rows say about the values, and what else could be done with the rows."""
+    count = plural(len(rows), "row") + (" or more" if len(rows) == LOOKED_AT else "")
+    name = next(name for name in _SIZES if name in values["batch"])
+    if steps := values["run"].get("steps"):
+        epochs = steps * values["batch"][name] / len(rows)
+        of_step = f"{steps} of {values['batch'][name]} {name}"
+        yield f"run.steps is {of_step}: {epochs:.2g} epochs of {count}"
+    if tokens > LONGEST:
+        yield (
+            f"data.max_tokens is {values['data']['max_tokens']}, and some rows may have up to "
+            f"{tokens}: longer ones end the run. Raise it, or set data.over_long: truncate"
+        )
+    if request.held_out is None and (share := min(200, len(rows) // 10)):
+        yield f"no rows are held out: --eval FILE, or --eval {share} to hold out {share} of {count}"
+    yield from _hints(rows, columns)
+
+
+def _hints(
+    rows: Sequence[DataRow], columns: Mapping[str, str], reward: RewardChoice | None = None
+) -> Iterator[str]:
+    """Yield what else the rows are good for, and why no reward was chosen."""
+    if is_pair(rows[0]) and "chosen" not in columns:
+        yield "The rows are preference pairs: `plimsoll init dpo` learns from both responses"
+    if reward is not None and reward.name is None:
+        yield str(reward)
+
+
+def _with_adapter_rates(
+    job: Job[Any], values: Mapping[str, Any], given: Sequence[Flag]
+) -> dict[str, Any]:
+    """Return the values with ten times the first learning rate where an adapter learns.
+
+    Low-rank adapters need about ten times the rate of all weights (Schulman et al. 2025, "LoRA
+    Without Regret"). A rate that a flag sets stays.
+    """
+    fixed = {flag.path for flag in given}
+    rates = []
+    for flag in _flags(job.start):
+        is_rate = flag.path[1:] == ("optimizer", "learning_rate") and flag.path not in fixed
+        has_adapter = (values.get(flag.path[0]) or {}).get("adapter")
+        if is_rate and has_adapter and isinstance(flag.value, float):
+            rates.append(Flag(flag.path, float(f"{_TIMES_OF_ADAPTER * flag.value:.3g}")))
+    return apply_flags(Tree(dict(values), {}), rates).values
+
+
+def _step_sizes(spec: RunSpec[Any]) -> dict[str, int]:
     """Return the default sizes of an optimizer step, by their names under `batch`.
 
     They are written into the config, as users change them first.
@@ -161,56 +237,42 @@ def _step_sizes(spec: RunSpec[Any]) -> Dotted:
 def check_given(name: str, name_or_path: str) -> None:
     """Raise ConfigError if a model or data set does not exist.
 
-    `name` is the option's name: "model", "data" or "eval". A model of known shape is always
-    accepted, even if the hub cannot be reached.
+    `name` is the option's name: "model", "data" or "eval", which may be a number of rows. A model
+    of known shape is always accepted, even if the hub cannot be reached.
     """
     if name == "model":
         if name_or_path not in known_models():
             refuse(check_model("--model", name_or_path, tokenizer=True))
-    elif not Path(name_or_path).exists():
+    elif not (Path(name_or_path).exists() or (name == "eval" and name_or_path.isdigit())):
         refuse(filter(None, [check_missing(f"--{name}", name_or_path, "dataset")]))
 
 
-def guess_columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
-    """Return the column for each setting under `data.train`, guessed from a row's column names.
+def _columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str]:
+    """Return the columns of the data by setting; none if flags set keys of `data.train`.
 
-    Return an empty dict if flags set keys of `data.train`. Otherwise raise ConfigError if the job
-    accepts no guess.
+    Raises ConfigError if the names of the columns do not say which ones the job reads.
     """
-    for way in WAYS:
-        columns = {setting: column for setting in way if (column := _column_for(setting, row))}
-        if len(columns) == len(way) == len(set(columns.values())):
-            source = SourceConfig.model_validate({"path": request.data, **columns})
-            if not any(True for _ in job.columns("data.train", source)):
-                return columns
+    columns = guess_columns(job, request.data, row)
+    if columns is not None:
+        return columns
     if any(flag.path[:2] == ("data", "train") for flag in parse_flags(request.flags)):
         return {}
+    pairs = " They are preference pairs, which dpo and rm learn from." if is_pair(row) else ""
     raise ConfigError(
         f"{request.data}: the names of its columns do not say which ones `plimsoll {job.name}` "
-        f"reads: {', '.join(row)}. Name them, such as --data.train.prompt COLUMN."
+        f"reads: {', '.join(row)}.{pairs} Name them, such as --data.train.prompt COLUMN."
     )
 
 
-def _column_for(setting: str, row: DataRow) -> str | None:
-    return next((name for name in NAMES[setting] if name in row), None)
-
-
-def _first_rows(path: str) -> list[DataRow]:
-    rows = list(islice(read_rows(SourceConfig(path=path), whole=True), LOOKED_AT))
-    good = [row.values for row in rows if not isinstance(row, BadRow)]
-    if not good:
-        raise ConfigError(next(map(str, rows), f"{path} has no rows."))
-    return good
-
-
-def _first(
-    job: Job[Any], request: InitRequest, columns: Mapping[str, str], rows: Sequence[DataRow]
-) -> Dotted:
+def _first(job: Job[Any], request: InitRequest, columns: Mapping[str, str], tokens: int) -> Dotted:
     """Return the first values of the config by dotted key, before the planner changes any."""
     cards = _cards(request)
-    tokens = _tokens(rows)
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
-    values: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
+    values: Dotted = {
+        "run.directory": f"runs/{job.name}",
+        "run.steps": MOST_STEPS,
+        "run.save_every": 50,
+    }
     values |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": AUTO}
     where = "ray" if cards else "local"
     values |= {"cluster.where": where}
@@ -230,8 +292,6 @@ def _first(
     if "rollout" in fields:
         values |= {f"rollout.{engine_for(where)}": {}}
         values |= {"rollout.engines": cards} if cards else {}
-    if "rewards" in fields and "reference" in columns:
-        values |= {"rewards.correct.name": "math_answer"}
     if cards:
         models = [key for key in values if key.endswith(".model.path")]
         values |= {key.replace(".path", ".gradient_checkpointing"): True for key in models}
@@ -243,16 +303,6 @@ def _cards(request: InitRequest) -> int:
     return hardware_of(ClusterConfig.model_validate(machine)).cards
 
 
-def _tokens(rows: Sequence[DataRow]) -> int:
-    """Return a power of two: an estimated number of tokens that 99 % of the rows do not exceed.
-
-    It is at least `SHORTEST` and at most `LONGEST`.
-    """
-    sizes = sorted(len(json.dumps(row, ensure_ascii=False, default=str)) for row in rows)
-    most = max(1, sizes[int(0.99 * (len(sizes) - 1))] / CHARACTERS)
-    return int(min(LONGEST, max(SHORTEST, 2 ** math.ceil(math.log2(most)))))
-
-
 def _text(job: Job[Any], values: dict[str, Any]) -> str:
     """Return the values as YAML, with a comment about each key if there is room."""
     keys = tuple(keys_of(job.config))
@@ -262,27 +312,47 @@ def _text(job: Job[Any], values: dict[str, Any]) -> str:
         name, _, value = line.partition(":")
         path = [*path[: (len(name) - len(name.lstrip())) // 2], name.strip()]
         key = find_key(keys, tuple(path))
-        meanings = describe_value(key, value.strip()) if key is not None and value else ()
+        meanings = (
+            describe_value(key, value.strip(), samples="rollout" in job.config.model_fields)
+            if key is not None and value
+            else ()
+        )
         fitting = (meaning for meaning in meanings if len(line) + len(meaning) < _WIDTH)
         comment = next(fitting, "")
         lines.append(f"{line}  # {comment}" if comment else line)
     return "\n".join(lines) + "\n"
 
 
-def describe_value(key: Key, value: str) -> tuple[str, ...]:
+def _of_rows(match: re.Match[str]) -> str:
+    return match["rows"]
+
+
+def _of_rl(match: re.Match[str]) -> str:
+    before = match["rows"]
+    text = match["rl"]
+    return f" {text}" if before.startswith(" ") else text[:1].upper() + text[1:]
+
+
+def describe_value(key: Key, value: str, *, samples: bool) -> tuple[str, ...]:
     """Return possible comments on a key with a value: a longer comment first, then a shorter one.
 
     The longer comment has the sentence about the key and the meaning of the value; the shorter has
-    only the sentence. Neither has the meaning of another value. `value` is YAML.
+    only the sentence. Neither has the meaning of another value, nor what holds for other jobs.
+
+    Args:
+        key: the key.
+        value: its value as YAML.
+        samples: whether the job is one of RL, which the keys' texts call PPO.
     """
     about: list[str] = []
     means = ""
-    for clause in _CLAUSE.split(key.doc.rstrip(".")):
+    doc = _PPO.sub(_of_rl if samples else _of_rows, key.doc)
+    for clause in _CLAUSE.split(doc.rstrip(".")):
         named = _NAMED.match(clause)
         if named is None or named["name"] not in key.kind.split(" | "):
             about.append(clause)
         elif named["name"] == value:
             means = clause[named.end() :]
-    lead = about[0].rstrip(".:") if about and key.doc.startswith(about[0]) else ""
+    lead = about[0].rstrip(".:") if about and doc.startswith(about[0]) else ""
     both = f"{lead}: {means}" if lead and means else means
     return tuple(filter(None, (both, lead)))

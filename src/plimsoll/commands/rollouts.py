@@ -23,6 +23,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.run.console import Terminal
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
+from plimsoll.run.numbers import rank
 from plimsoll.run.output import Drawn
 from plimsoll.run.responses import ResponseGroup, read_groups
 
@@ -162,7 +163,7 @@ def _choose_groups(
                 f"{query.prompt!r} in it. Give a text as it stands in a prompt, or another --step."
             )
     if query.order is not None:
-        chosen.sort(key=lambda group: group.reward, reverse=query.order == "best")
+        chosen.sort(key=lambda group: rank(group.reward), reverse=query.order == "best")
         chosen = chosen[: query.count]
     return chosen
 
@@ -193,7 +194,7 @@ def _pairs(
     pairs = [(group, by_prompt[_prompt(group)]) for group in groups if _prompt(group) in by_prompt]
     if not pairs:
         raise ConfigError(_no_pair(steps, step, groups, query.diff))
-    pairs.sort(key=lambda pair: -abs(pair[0].reward - pair[1].reward))
+    pairs.sort(key=lambda pair: -rank(abs(pair[0].reward - pair[1].reward)))
     placed = [((step, group), (query.diff, before)) for group, before in pairs[: query.count]]
     return [(b, a) if b[0] < a[0] else (a, b) for a, b in placed]
 

@@ -26,6 +26,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.run.console import Terminal
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.numbers import mean
 from plimsoll.run.responses import (
     ResponseGroup,
     ResponsePiece,
@@ -64,7 +65,7 @@ def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None)
     equal = sum(group.spread == 0 for group in groups)
     about = (
         f"Step {step}: {plural(len(groups), 'group')}, {plural(len(responses), 'response')}, "
-        f"mean reward {fmean(r.reward for r in responses):.4g}. Groups whose rewards are all "
+        f"mean reward {mean(r.reward for r in responses):.4g}. Groups whose rewards are all "
         f"equal: {equal}."
     )
     how = "--group G shows one in full; --worst, --best and --diff STEP choose one."

@@ -36,14 +36,15 @@ def run(spec: RunSpec[Any], plan: Plan | str) -> None:
 
 
 def leave_report(directory: Path) -> None:
-    """Write the report of a run that has ended; print an error instead of raising it."""
+    """Write the report of a run that has ended; print why it cannot be written."""
     # Imported only now: the plan of a run does not count the memory of code that draws.
     from plimsoll.commands.report import report_run
 
     try:
         report_run(directory)
-    except PlimsollError as error:
-        tell(f"no report.html, which `plimsoll report {directory}` would write: {error}")
+    except Exception as error:  # noqa: BLE001  no page is worth a run that is done
+        why = str(error) if isinstance(error, PlimsollError) else repr(error)
+        tell(f"no report.html, which `plimsoll report {directory}` would write: {why}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ these belong to the run that asks.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,19 +181,26 @@ async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
         return 422, {"detail": str(error)}
     if "trajectories" in request:
         return 200, {"rewards": _rewards(trajectories, scored)}
-    if scored.failures:
-        return 500, {"detail": str(scored.failures[0])}
-    rewards = [t.rewards[0].value for t in scored.trajectories]
+    rewards = _rewards(trajectories, scored)
+    if failed := [reward["failed"] for reward in rewards if isinstance(reward, dict)]:
+        return 500, {"detail": failed[0]}
     return 200, {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 
 
 def _rewards(trajectories: Sequence[Trajectory], scored: Scored) -> list[object]:
-    """Return a number for each trajectory, or {"failed": text} if its reward failed."""
-    values: dict[int, object] = {t.group: t.rewards[0].value for t in scored.trajectories}
+    """Return a number for each trajectory, or {"failed": text} if its reward gave no number."""
+    values: dict[int, object] = {t.group: _number(t.rewards[0].value) for t in scored.trajectories}
     failed: dict[int, object] = {
         failure.group: {"failed": str(failure)} for failure in scored.failures
     }
     return [(values | failed)[trajectory.group] for trajectory in trajectories]
+
+
+def _number(reward: float) -> object:
+    """Return a reward for JSON, which has no NaN and no infinity."""
+    if math.isfinite(reward):
+        return reward
+    return {"failed": f"The reward is {reward}, which JSON cannot carry. Return a finite number."}
 
 
 def _paths(served: Mapping[str, _ServedScore]) -> dict[str, _ServedScore]:

@@ -1,4 +1,4 @@
-"""`plimsoll watch RUN...`: serve a live page of runs.
+"""`plimsoll watch RUN...`: serve a live page of runs, or of all runs below a directory.
 
 `plimsoll watch runs/ppo runs/grpo`
 
@@ -35,9 +35,7 @@ def watch(paths: Sequence[Path], host: str, port: int, token_file: Path | None =
     Raises ConfigError if a path holds no run or the page cannot be served.
     """
     require_server(" `plimsoll report` writes a file without it.")
-    for path in paths:
-        refuse_no_run(path)
-    runs = watch_runs(paths)
+    runs = watch_runs([run for path in paths for run in find_runs(path)])
     text = render_page(", ".join(run.name for run in runs), None, RUNS)
     token = None if token_file is None else read_token(token_file)
     with Reader(runs) as reader:
@@ -63,18 +61,27 @@ def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
     return answer_request
 
 
-def refuse_no_run(path: Path) -> None:
-    """Raise ConfigError if a directory holds no run, naming runs in its subdirectories."""
+def find_runs(path: Path) -> list[Path]:
+    """Return the directory if it is a run's, or else the runs in it and in its subdirectories.
+
+    Raises ConfigError if there is none.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
-    run = RunDirectory(path)
-    if not (run.config_path.is_file() or run.metrics_path.is_file()):
-        below = sorted(str(config.parent) for config in path.glob("*/config.yaml"))
-        near = f" Below it are: {', '.join(below[:8])}." if below else ""
+    if _holds_run(path):
+        return [path]
+    runs = sorted(filter(_holds_run, (*path.glob("*"), *path.glob("*/*"))))
+    if not runs:
         raise ConfigError(
-            f"{path} holds no run: it has no config.yaml, which a run writes when it begins. "
-            f"Give the run.directory of a run.{near}"
+            f"{path} holds no run: neither it nor its subdirectories have a config.yaml, which a "
+            f"run writes when it begins. Give the run.directory of a run, or a directory of runs."
         )
+    return runs
+
+
+def _holds_run(path: Path) -> bool:
+    run = RunDirectory(path)
+    return run.config_path.is_file() or run.metrics_path.is_file()
 
 
 class Reader:

@@ -55,7 +55,7 @@ class Settings(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        defer_build=True,  # no command uses all settings, and building them takes long
     )
 
     @model_validator(mode="before")

@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, MultipleOf
 from pydantic.fields import FieldInfo
 
 from plimsoll.config.base import Settings
+from plimsoll.config.field_docs import field_doc
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Path, write_tree
 from plimsoll.errors import ConfigError
@@ -61,7 +62,8 @@ class Key:
 def keys_of(model: type[Settings], above: Path = ()) -> Iterator[Key]:
     """Yield every section and key of a config model, in the order of its fields."""
     for name, field in model.model_fields.items():
-        yield from _keys_of_field((*above, name), field)
+        doc = field.description or field_doc(model, name)
+        yield from _keys_of_field((*above, name), field, doc)
 
 
 def find_key(keys: tuple[Key, ...], path: Path) -> Key | None:
@@ -80,8 +82,7 @@ def below(keys: tuple[Key, ...], section: Path) -> list[Key]:
     ]
 
 
-def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
-    doc = " ".join((field.description or "").split())
+def _keys_of_field(path: Path, field: FieldInfo, doc: str) -> Iterator[Key]:
     optional, plain = _without_null(field.annotation)
     if forms := _forms(plain):
         yield Key(path, "section", doc, required=field.is_required(), section=True)

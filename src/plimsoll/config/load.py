@@ -262,6 +262,10 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
     return Tree(values, {**written, **tree.origins})
 
 
+_UNSET = "none"
+"""The word of a preset for a section that is not there: null in a config that is read."""
+
+
 def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
     """Return the keys that a preset sets, one a line, each marked if the config overrides it."""
     set_here = leaves(_values(name, presets, resolved))
@@ -269,7 +273,7 @@ def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) ->
     lines = [f"Preset {name}" + (f", {VARIANT} {PAPER}" if resolved[VARIANT] == PAPER else "")]
     for path, value in set_here.items():
         resolved_value = value_at(resolved, path)
-        same = resolved_value == value or value == {}
+        same = resolved_value == value or value == {} or (value, resolved_value) == (_UNSET, None)
         said = "" if same else f"   (overridden: {show(resolved_value)})"
         lines.append(f"  {'.'.join(path):<{width}}  {show(value)}{said}")
     return "\n".join(lines)

@@ -29,7 +29,7 @@ class RlConfig(JobConfig):
 
     variant: Literal["paper"] | None = None
     """paper: the preset's values as the method's paper has them; default: as most train it today.
-    docs/rl.md lists the differences."""
+    `plimsoll PRESET --help` lists the differences."""
 
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""

@@ -25,6 +25,8 @@ Origins = Mapping[Path, str]
 
 _MOST_VALUES = 100_000
 """The most values in one document: a few aliases of aliases could make billions."""
+_MOST_WHOLE = 1e18
+"""Numbers below it fit 64 bits, as those that are written in digits."""
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
     r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$"
@@ -52,6 +54,16 @@ class _Dumper(yaml.SafeDumper):
 for _name, (_pattern, _first) in _PLAIN_WORDS.items():
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
+
+
+def _float_or_whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    """Return a number; `1e3` is the integer 1000, which keys for any number take, too."""
+    number: float = loader.construct_yaml_float(node)
+    is_whole = "e" in node.value.lower() and number.is_integer() and abs(number) < _MOST_WHOLE
+    return int(number) if is_whole else number
+
+
+_Loader.add_constructor(_TAG + "float", _float_or_whole)
 
 
 def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -17,7 +17,7 @@ def require_server(way_without: str = "") -> None:
     if missing:
         raise ConfigError(
             f"The server needs {' and '.join(missing)}, which is not installed. Install "
-            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`.{way_without}"
+            f"it: pip install {' '.join(missing)}.{way_without}"
         )
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING
 
 from plimsoll.config.problems import Problem, Severity, finding
+
+if TYPE_CHECKING:  # every command imports this module, and few compare versions
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,9 @@ def required(name: str) -> SpecifierSet:
     If only extras require the library, the range is that of the extras. If Plimsoll itself is not
     installed, the range has all versions.
     """
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
     try:
         lines = map(Requirement, requires("plimsoll-rl") or ())
     except PackageNotFoundError:
@@ -200,6 +204,8 @@ def package_finding(package: Package, installed: str | None) -> Problem:
 
 
 def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | None:
+    from packaging.version import InvalidVersion, Version
+
     if installed is None:
         return "error", "It is not installed."
     try:
@@ -209,7 +215,7 @@ def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | No
     if failure := _first_failure(parsed, package.fatal):
         return "error", f"{failure.what} ({failure.source})"
     tried = [str(required(package.name)), *filter(None, [package.beyond])]
-    if any(parsed in SpecifierSet(versions, prereleases=True) for versions in tried):
+    if any(_matches(parsed, versions) for versions in tried):
         return None
     why = "Plimsoll was not tried with it"
     if failure := _first_failure(parsed, package.partial):
@@ -218,5 +224,10 @@ def _judge(package: Package, installed: str | None) -> tuple[Severity, str] | No
 
 
 def _first_failure(installed: Version, failures: Iterable[Failure]) -> Failure | None:
-    matches = (f for f in failures if installed in SpecifierSet(f.versions, prereleases=True))
-    return next(matches, None)
+    return next((failure for failure in failures if _matches(installed, failure.versions)), None)
+
+
+def _matches(installed: Version, versions: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return installed in SpecifierSet(versions, prereleases=True)

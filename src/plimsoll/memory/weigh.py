@@ -38,7 +38,7 @@ BAND = Band(
     0.10,
     "published GPU peaks of two projects were at most 9.8 % above what was predicted (median of "
     "the errors 4.1 %), processes on CPU at most 9.3 %; peaks of projects whose settings are less "
-    "known were further off (docs/performance.md)",
+    "known were further off",
 )
 
 

@@ -18,6 +18,7 @@ from plimsoll.page.progress import console, held_out, progress, seconds
 from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.serve import Query
 from plimsoll.page.watched import Watched
+from plimsoll.run.numbers import rank
 from plimsoll.run.responses import pick_evenly
 
 
@@ -47,6 +48,23 @@ def _flat(values: Any, before: str) -> Iterator[tuple[str, str]]:
             yield before, values if isinstance(values, str) else json.dumps(values, default=str)
 
 
+_OF_SEEDS = ("run.seed", "run.directory")
+"""The keys in which runs of one experiment differ that have different seeds."""
+
+
+def seed_groups(runs: Sequence[Watched]) -> list[int]:
+    """Return for each run the place of the first run that has the same settings but for its seed.
+
+    A run whose config cannot be read is alone.
+    """
+    firsts: dict[object, int] = {}
+    groups = []
+    for place, run in enumerate(runs):
+        flat = frozenset(pair for pair in _flat(run.settings, "") if pair[0] not in _OF_SEEDS)
+        groups.append(firsts.setdefault(flat or place, place))
+    return groups
+
+
 _FROZEN_GROUPS = 8
 """The number of groups of the last step that a frozen page has."""
 
@@ -63,6 +81,7 @@ def freeze_replies(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str,
     replies = {
         "progress": answer(runs, "progress", {}),
         "settings": answer(runs, "settings", {}),
+        "seeds": answer(runs, "seeds", {}),
         **{f"curves?section={s}": answer(runs, "curves", {"section": s}) for s in SECTIONS},
     }
     for place, run in enumerate(runs):
@@ -86,7 +105,7 @@ def _samples(run: Watched, place: int) -> dict[str, Any]:
     best_and_worst = ends(run, step)
     needed = {response["group"] for end in ("best", "worst") for response in best_and_worst[end]}
     by_prompt = {summary["prompt"]: summary for summary in reversed(overview["groups"])}
-    ordered = sorted(by_prompt.values(), key=lambda summary: -summary["reward"])
+    ordered = sorted(by_prompt.values(), key=lambda summary: -rank(summary["reward"]))
     needed |= {ordered[at]["group"] for at in pick_evenly(len(ordered), _FROZEN_GROUPS)}
     summaries = [summary for summary in overview["groups"] if summary["group"] in needed]
     return {
@@ -144,6 +163,7 @@ def _count(query: Query, name: str) -> int:
 _ANSWERS: Mapping[str, Callable[[Sequence[Watched], Query], Any]] = {
     "progress": lambda runs, query: list(map(progress, runs)),
     "settings": lambda runs, query: settings(runs),
+    "seeds": lambda runs, query: seed_groups(runs),
     "curves": _curves,
     "held-out": lambda runs, query: held_out(_run(runs, query)),
     "seconds": lambda runs, query: seconds(_run(runs, query)),

@@ -132,7 +132,11 @@ def curves(
     panels = []
     for title, panel in merged.items():
         tables = {i: _table(per_run[i], panel, steps, buckets) for i in owners[title]}
-        run_tables = [{"run": i, **table} for i, table in tables.items() if table is not None]
+        run_tables = [
+            {"run": i, **table, **_other_axes(runs[i], table["x"])}
+            for i, table in tables.items()
+            if table is not None
+        ]
         if run_tables:
             panels.append(
                 {**_describe_panel(panel, runs[run_tables[0]["run"]]), "tables": run_tables}
@@ -239,6 +243,22 @@ def _table(
         for end in ("low", "high")
     }
     return {"x": _numbers(x[chosen]), "y": [_numbers(values[chosen]) for values in y], **ends}
+
+
+def _other_axes(run: Watched, steps: Sequence[float | None]) -> dict[str, list[float | None]]:
+    """Return the hours and the tokens of a run up to each of these steps."""
+    metrics = run.metrics
+    phases = [metrics.column(name) for name in metric_names([metrics.names], "seconds/")]
+    sums: dict[str, Column] = {"tokens": metrics.column("tokens")}
+    if phases:
+        sums["hours"] = np.nansum(np.array(phases), axis=0) / 3600
+    at = np.array([np.nan if step is None else step for step in steps])
+    axes = {}
+    for name, column in sums.items():
+        if np.isfinite(column).any():
+            total = np.cumsum(np.where(np.isfinite(column), column, 0.0))
+            axes[name] = _numbers(np.interp(at, metrics.column("step"), total))
+    return axes
 
 
 def extremes(values: Column, buckets: int) -> NDArray[np.intp]:

@@ -6,7 +6,6 @@ scripts and addresses.
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from plimsoll.run.json_lines import finite_json
+from plimsoll.run.numbers import strict_json
 
 _UPLOT = "uplot/uPlot.iife.min.js"
 
@@ -97,7 +96,7 @@ def _hash(text: str) -> str:
 
 
 def _to_script_json(data: Mapping[str, Any]) -> str:
-    text = json.dumps(finite_json(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = strict_json(data)
     return text.replace("<", "\\u003c")
 
 

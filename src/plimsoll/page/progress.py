@@ -21,6 +21,7 @@ from plimsoll.page.curves import (
     number_text,
 )
 from plimsoll.page.watched import Watched
+from plimsoll.run.ending import how_to_go_on
 from plimsoll.run.health import due_warnings
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, headline
@@ -100,6 +101,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
         "unread": run.unread,
         "version": run.version,
         "problem": run.problem,
+        "goOn": "" if state in ("running", "done") else how_to_go_on(run.run),
         "speed": {name: _recent_mean(run, name) for name in _SPEEDS},
         "headline": {name: number_text(figure) for name, figure in headline(trained).items()},
         "heldOut": _last_held_out(run),
@@ -174,7 +176,7 @@ def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
     return [
         {
             "metric": warning.metric,
-            "text": str(warning).removeprefix("warning: ").partition(". ")[0] + ".",
+            "text": f"{warning.headline}.",
             "means": warning.advice.means,
             "attempt": warning.advice.attempt,
         }

@@ -19,7 +19,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.guard import Guard, is_addressed, sent_token
 from plimsoll.machine.listening import bind_socket, url_of
-from plimsoll.run.json_lines import finite_json
+from plimsoll.run.numbers import finite_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

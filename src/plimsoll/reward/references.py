@@ -245,7 +245,7 @@ def _of_episodes(
     at, needs_objects = Section(key, part), getattr(reward.func, _EPISODES, None)
     if needs_objects and not environments:
         why = "It takes environments, and the config has none."
-        fix = "a function without environments, or environments (docs/environments.md)"
+        fix = "a function without environments, or an entry below `environments`"
         yield at.conflict("name", why, fix, _SETTINGS)
     process = isinstance(part, RewardConfig) and part.process
     if needs_objects is not None and environments and process:

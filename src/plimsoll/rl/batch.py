@@ -27,6 +27,7 @@ from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.run.health import repeating
+from plimsoll.run.numbers import mean
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.spec.choices import AdvantageNeed, advantage_needs
 from plimsoll.spec.roles import RoleName
@@ -333,12 +334,12 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     """
     rewards = [t.reward for t in trajectories]
     return {
-        "reward": fmean(rewards),
+        "reward": mean(rewards),
         "reward_min": min(rewards),
         "reward_max": max(rewards),
         "reward_std": _deviation(rewards),
         **{
-            f"reward/{part.name}": fmean(t.rewards[i].value for t in trajectories)
+            f"reward/{part.name}": mean(t.rewards[i].value for t in trajectories)
             for i, part in enumerate(trajectories[0].rewards)
         },
         "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
@@ -365,7 +366,7 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     figures = [t.figures for t in trajectories if t.turns]
     names = dict.fromkeys(name for episode in figures for name in episode)
     metrics = {
-        f"episode/{n}": fmean(episode[n] for episode in figures if n in episode) for n in names
+        f"episode/{n}": mean(episode[n] for episode in figures if n in episode) for n in names
     }
     prompts = sum(episode.get(PROMPT_TOKENS, 0.0) for episode in figures)
     if prompts:

@@ -8,7 +8,6 @@ the sets. If the rows name their sources, each source has the figures too (`math
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 from plimsoll.algorithm.figures import majority, mean_interval, pass_at_k
 from plimsoll.cluster.protocol import Cluster
@@ -19,6 +18,7 @@ from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.references import voting_of
 from plimsoll.rl.answers import Answering, FailedGroups, answers
 from plimsoll.rl.reward_model import score_by_models
+from plimsoll.run.numbers import mean
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.run_spec import RunSpec
 
@@ -81,7 +81,7 @@ def evaluation_figures(spec: RunSpec[RlConfig], answered: Answered) -> dict[str,
         for eval_set in sets
     }
     plain = ["reward", *config.rewards, *config.scoring_models] if len(by_set) > 1 else []
-    means = {name: fmean(figures[name] for figures in by_set.values()) for name in plain}
+    means = {name: mean(figures[name] for figures in by_set.values()) for name in plain}
     return means | {f"{p}{name}": x for p, figures in by_set.items() for name, x in figures.items()}
 
 
@@ -169,7 +169,7 @@ def _means(
     prompts = [t.prompt.tokens.tobytes() for t in trajectories]
     figures = {}
     for name, numbers in values.items():
-        figures[name] = fmean(numbers)
+        figures[name] = mean(numbers)
         if (interval := mean_interval(numbers, prompts)) is not None:
             figures[f"{name}_low"], figures[f"{name}_high"] = interval
     return figures

@@ -70,5 +70,9 @@ class Revived(Source):
         self._deaths.append(time.monotonic())
         if recent(self._deaths) > most:
             raise error
-        count = count_of(self._deaths, most, "engines")
-        self._work.session.progress.note(f"{error}\n  The engine is started again ({count})")
+        session, count = self._work.session, count_of(self._deaths, most, "engines")
+        session.progress.note(f"{error}\n  The engine is started again ({count})")
+        first_line = str(error).partition("\n")[0]
+        session.sink.notify(
+            f"step {session.step_under_way}: {first_line}. It is started again ({count})"
+        )

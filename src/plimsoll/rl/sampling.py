@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, FailedGroups, answers
 from plimsoll.rl.reward_model import score_by_models
+from plimsoll.run.numbers import mean
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
@@ -132,7 +132,7 @@ def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
     rewards = [t.reward if dynamic.by is None else t.part(dynamic.by) for t in group]
     low = -math.inf if dynamic.low is None else dynamic.low
     high = math.inf if dynamic.high is None else dynamic.high
-    return min(rewards) < max(rewards) and low < fmean(rewards) < high
+    return min(rewards) < max(rewards) and low < mean(rewards) < high
 
 
 def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:

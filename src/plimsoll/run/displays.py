@@ -88,6 +88,9 @@ class Display(Protocol):
     def show(self, progress: RunProgress) -> None:
         """Show the step that has just ended."""
 
+    def begin(self, text: str) -> None:
+        """Show the line that a phase begins, unless the phase is shown anyway."""
+
     def note(self, text: str) -> None:
         """Print a line that stays on the screen."""
 
@@ -135,6 +138,10 @@ class PlainDisplay:
     def show(self, progress: RunProgress) -> None:
         """Pass on the line of the step that has just ended."""
         self._say(plain_line(progress))
+
+    def begin(self, text: str) -> None:
+        """Pass on the line."""
+        self._say(text)
 
     def note(self, text: str) -> None:
         """Pass on the line."""
@@ -189,6 +196,9 @@ class LiveDisplay:
     def show(self, progress: RunProgress) -> None:
         """Redraw the block with the step that has just ended."""
         self._redraw(live_block(progress))
+
+    def begin(self, text: str) -> None:
+        """Do nothing: the block has the current phase."""
 
     def note(self, text: str) -> None:
         """Print a line above the block."""

@@ -20,7 +20,7 @@ from typing import Literal
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import Interrupted, NodesMissing, PlimsollError, Recovery
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.files import write_whole
+from plimsoll.run.files import explaining_full_disk, write_whole
 from plimsoll.run.output import RunLog, tell
 from plimsoll.run.phases import read_current_phase
 
@@ -100,7 +100,8 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
     The error is raised again, with notes (PEP 678) that say how to resume and where the log is.
     """
     try:
-        yield
+        with explaining_full_disk(run.path):
+            yield
     except Interrupted as error:
         log.add(str(error))
         _write(run, RunEnd("stopped", _first_line(str(error))))
@@ -157,8 +158,25 @@ def _write(run: RunDirectory, end: RunEnd) -> None:
     """
     now = read_current_phase(run.now_path)
     end = replace(end, step=0 if now is None else now.step)
+    text = json.dumps(asdict(end)) + "\n"
     try:
-        write_whole(run.end_path, json.dumps(asdict(end)) + "\n")
+        write_whole(run.end_path, text)
         run.now_path.unlink(missing_ok=True)
     except PlimsollError as error:
-        tell(str(error))
+        if not _write_over(run.now_path, text, run.end_path):
+            tell(str(error))
+
+
+def _write_over(path: Path, text: str, name: Path) -> bool:
+    """Write a text over a small file and rename it, which a full disk has room for; return success.
+
+    Without the record the command would start the run again, on the full disk.
+    """
+    try:
+        with path.open("r+b") as file:
+            file.write(text.encode())
+            file.truncate()
+        path.replace(name)
+    except OSError:
+        return False
+    return True

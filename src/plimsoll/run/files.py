@@ -30,7 +30,10 @@ _CANNOT_WRITE = {
     errno.EEXIST,
     errno.ENAMETOOLONG,
 }
-_RUST_NUMBER = re.compile(r"\(os error (\d+)\)")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_LEAST_FREE = 4096
+"""Free bytes of a disk below which it is full: a file of one byte takes a block."""
+_NUMBER_IN_TEXT = re.compile(r"(?:\(os error |\[[Ee]rrno )(\d+)[)\]]")
 
 
 def is_temporary(path: Path) -> bool:
@@ -59,7 +62,7 @@ def append_whole(path: Path, data: bytes) -> None:
                 raise
     except OSError as error:
         raise CannotWrite(
-            f"Cannot add to {path}: {error}. What it had is whole. "
+            f"Cannot add to {path}: {_full_disk(path, error) or error}. What it had is whole. "
             f"Free disk space or correct the rights, then resume the run."
         ) from error
 
@@ -131,23 +134,68 @@ def explaining_errors(path: Path) -> Iterator[None]:
     except PlimsollError:
         raise
     except Exception as error:
-        if _number(error) not in _CANNOT_WRITE:  # a connection, a time limit
+        full = _full_disk(path, error)
+        if full is None and _number(error) not in _CANNOT_WRITE:  # a connection, a time limit
             raise
         raise CannotWrite(
-            f"Cannot write {path}: {error}. Nothing of it was kept. "
+            f"Cannot write {path}: {full or error}. Nothing of it was kept. "
             f"Free disk space or correct the rights, or choose another directory."
         ) from error
 
 
-def _number(error: Exception) -> int | None:
+@contextmanager
+def explaining_full_disk(directory: Path) -> Iterator[None]:
+    """Turn an unexpected error inside the block into a CannotWrite if the directory's disk is full.
+
+    Libraries report a full disk by errors of their own, such as torch's "file write failed".
+    """
+    try:
+        yield
+    except Exception as error:
+        is_unexpected = not isinstance(error, PlimsollError) or error.fault == "error"
+        full = _full_disk(directory, error) if is_unexpected else None
+        if full is None:
+            raise
+        raise CannotWrite(
+            f"Cannot write below {directory}: {full}. Free disk space, then resume the run."
+        ) from error
+
+
+def _full_disk(path: Path, error: Exception) -> str | None:
+    """Return a text that says that the disk of a path is full, with the error; None if it is not.
+
+    The disk is full if the error, or one that led to it, says so, or if hardly a byte is left: then
+    libraries' errors have other names, such as `No usable temporary directory`.
+    """
+    earlier: BaseException | None = error
+    while earlier is not None:
+        if _number(earlier) in _FULL:
+            return f"the disk is full ({_first_line(error)})"
+        earlier = earlier.__cause__ or earlier.__context__
+    if _number(error) in _CANNOT_WRITE or not _has_no_room(path):
+        return None
+    return f"the disk is full ({type(error).__name__}: {_first_line(error)})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _has_no_room(path: Path) -> bool:
+    """Return whether the disk that a path is on, or would be on, has hardly a free byte."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    usage = shutil.disk_usage(existing)
+    return usage.total > 0 and usage.free < _LEAST_FREE  # /proc and its like have a total of 0
+
+
+def _number(error: BaseException) -> int | None:
     """Return the errno of an error, or None.
 
-    safetensors and tokenizers are written in Rust: their exceptions have the errno only in their
-    text.
+    Libraries in Rust and C++ have it only in the texts of their exceptions.
     """
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    match = _RUST_NUMBER.search(str(error))
+    match = _NUMBER_IN_TEXT.search(str(error))
     return int(match[1]) if match else None
 
 

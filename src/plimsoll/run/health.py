@@ -264,11 +264,13 @@ class HealthWarning:
     advice: HealthAdvice
     """Advice for a value below or above the range, whichever the value is."""
 
+    @property
+    def headline(self) -> str:
+        """The figure, its value and its healthy range as one sentence, without the full stop."""
+        return f"{self.metric} is {self.value:.3g}{self._range} ({self.what})"
+
     def __str__(self) -> str:
-        return (
-            f"warning: {self.metric} is {self.value:.3g}{self._range} ({self.what}). "
-            f"{self.advice.means} Try: {self.advice.attempt}"
-        )
+        return f"warning: {self.headline}. {self.advice.means} Try: {self.advice.attempt}"
 
     @property
     def _range(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,19 @@ from typing import Any
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import append_whole, whole_file, write_whole
+from plimsoll.run.numbers import strict_json
 
 JsonRow = Mapping[str, Any]
 
 
 def row_line(row: JsonRow) -> str:
     """Return a row as one line of strict JSON, in which NaN and infinity are null."""
-    return json.dumps(finite_json(row), ensure_ascii=False, allow_nan=False) + "\n"
+    return strict_json(row) + "\n"
 
 
 def document(row: JsonRow) -> str:
     """Return a row as indented JSON text for a file, in which NaN and infinity are null."""
-    return json.dumps(finite_json(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return strict_json(row, indent=2) + "\n"
 
 
 def write_rows(path: Path, rows: Iterable[JsonRow]) -> None:
@@ -82,16 +81,3 @@ def _broken(path: Path, number: int, why: str) -> ConfigError:
     return ConfigError(
         f"{path}, line {number}: {why}. Remove the line, or start a new run.directory."
     )
-
-
-def finite_json(value: Any) -> Any:
-    """Return a value for strict JSON, in which NaN and infinity are null."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): finite_json(item) for key, item in value.items()}
-        case list() | tuple():
-            return [finite_json(item) for item in value]
-        case _:
-            return value

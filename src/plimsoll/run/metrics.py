@@ -25,7 +25,7 @@ class MetricsSink:
     health: HealthWatch | None = None
     """Warns of unhealthy figures; None for a run whose figures have no healthy ranges."""
     notify: Callable[[str], None] = lambda text: None
-    """Tells somebody who does not watch the display about unhealthy figures."""
+    """Tells somebody who does not watch the display what is wrong, in one line."""
 
     def write(self, report: StepReport) -> None:
         """Write a step's row to file and loggers, show the step, and warn of unhealthy figures."""
@@ -41,7 +41,7 @@ class MetricsSink:
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):
                 self.progress.note(str(warning))
-                self.notify(f"step {report.step}: {warning}")
+                self.notify(f"step {report.step}: {warning.headline}")
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
         """Append ledger rows, all of one step, to ledger.jsonl, and send their peaks to loggers."""

@@ -61,6 +61,7 @@ class Progress:
         self._last: dict[str, Figure] = {}
         self._sampled: ResponseGroup | None = None
         self._steps_seen = 0
+        self._begun: set[TimedPhase] = set()
         self._seconds = 0.0
         self._phase: _Phase | None = None
 
@@ -110,8 +111,12 @@ class Progress:
         self._sampled = group
 
     def enter(self, phase: TimedPhase) -> None:
-        """Show that a phase begins."""
+        """Show that a phase begins; before the first step, also where lines are printed."""
         self._phase = _Phase(phase, time.monotonic())
+        if not self._steps_seen and phase not in self._begun:
+            self._begun.add(phase)
+            for display in self._displays:
+                display.begin(f"{self._job}: {phase} begins")
 
     def count_calls(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a wrapper of the function that counts its finished calls in the current phase."""

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from plimsoll.run.numbers import mean, rank
 from plimsoll.run.output import safe_text
 
 _GAP = " ... "
@@ -82,6 +82,11 @@ class SampledResponse:
     """Turns of an episode with an environment; joined they are the response. Else empty."""
 
     @property
+    def rank(self) -> float:
+        """A number to sort responses by: the reward, with NaN below all others."""
+        return rank(self.reward)
+
+    @property
     def all_pieces(self) -> tuple[ResponsePiece, ...]:
         """The pieces of the response; a response without turns has one piece."""
         return self.pieces or (ResponsePiece(self.response, "assistant"),)
@@ -111,12 +116,13 @@ class ResponseGroup:
     @property
     def reward(self) -> float:
         """Mean reward."""
-        return fmean(r.reward for r in self.responses)
+        return mean(r.reward for r in self.responses)
 
     @property
     def spread(self) -> float:
-        """Highest reward minus the lowest."""
-        return self.responses[0].reward - self.responses[-1].reward
+        """Highest reward minus the lowest; 0 if they are equal, also if they are infinite."""
+        highest, lowest = self.responses[0].rank, self.responses[-1].rank
+        return highest - lowest if highest > lowest else 0.0
 
 
 def read_responses(path: Path) -> list[SampledResponse]:
@@ -183,7 +189,7 @@ def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[ResponsePiece]:
 
 def read_groups(path: Path) -> list[ResponseGroup]:
     """Return the groups of a trajectory file in the order of their numbers."""
-    ordered = sorted(read_responses(path), key=lambda r: (r.group, -r.reward))
+    ordered = sorted(read_responses(path), key=lambda r: (r.group, -r.rank))
     return [ResponseGroup(list(group)) for _, group in groupby(ordered, lambda r: r.group)]
 
 
@@ -194,7 +200,7 @@ def widest_group(groups: Sequence[ResponseGroup]) -> ResponseGroup:
 
 def read_some(path: Path, count: int) -> list[SampledResponse]:
     """Return at most `count` responses of a trajectory file, evenly from the best to the worst."""
-    ordered = sorted(read_responses(path), key=lambda r: -r.reward)
+    ordered = sorted(read_responses(path), key=lambda r: -r.rank)
     return [ordered[place] for place in pick_evenly(len(ordered), count)]
 
 
@@ -209,15 +215,15 @@ def best_and_worst(
     by_prompt: dict[str, list[SampledResponse]] = {}
     for group in groups:
         by_prompt.setdefault(group.prompt, []).extend(group.responses)
-    highest = [max(responses, key=lambda r: r.reward) for responses in by_prompt.values()]
-    best = sorted(highest, key=lambda r: -r.reward)[:count]
+    highest = [max(responses, key=lambda r: r.rank) for responses in by_prompt.values()]
+    best = sorted(highest, key=lambda r: -r.rank)[:count]
     best_prompts, best_keys = {r.prompt for r in best}, {(r.group, r.sample_index) for r in best}
     lowest = [
-        min(rest, key=lambda r: r.reward)
+        min(rest, key=lambda r: r.rank)
         for responses in by_prompt.values()
         if (rest := [r for r in responses if (r.group, r.sample_index) not in best_keys])
     ]
-    return best, sorted(lowest, key=lambda r: (r.reward, r.prompt in best_prompts))[:count]
+    return best, sorted(lowest, key=lambda r: (r.rank, r.prompt in best_prompts))[:count]
 
 
 def pick_evenly(length: int, count: int) -> list[int]:

@@ -94,10 +94,14 @@ def figures(metrics: Mapping[str, float]) -> dict[str, Figure]:
 def headline(metrics: Mapping[str, float]) -> dict[str, Figure]:
     """Return the metrics that are shown at every step, at most 8, in their order.
 
-    These are rewards, KL, losses, accuracies and evaluations.
+    These are rewards, KL, losses, accuracies and evaluations. The only part of a reward is left out
+    if it is the reward.
     """
-    pairs = [pair for pair in figures(metrics).items() if _HEADLINE.fullmatch(pair[0])]
-    return dict(pairs[:_HEADLINES])
+    shown = {name: x for name, x in figures(metrics).items() if _HEADLINE.fullmatch(name)}
+    parts = [name for name in shown if name.startswith("reward/")]
+    if len(parts) == 1 and shown[parts[0]] == shown.get("reward"):
+        del shown[parts[0]]
+    return dict(list(shown.items())[:_HEADLINES])
 
 
 @dataclass(frozen=True)

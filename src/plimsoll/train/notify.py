@@ -1,7 +1,8 @@
-"""Tell a webhook how a run goes (`run.notify`): its start, unhealthy figures, and its end.
+"""Tell a webhook how a run goes: its start, unhealthy figures, engines that died, and its end.
 
-A message is `{"text": ...}`, which Slack's incoming webhooks and many others take. A thread sends
-the messages, so that the run neither waits nor fails if the webhook does not answer.
+`run.notify` names it. A message is one short line as `{"text": ...}`, which Slack's incoming
+webhooks and many others take. A thread sends the messages, so that the run neither waits nor fails
+if the webhook does not answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from plimsoll.config.run import RunConfig
 from plimsoll.config.secrets import mask_setting, mask_url
 from plimsoll.errors import Interrupted
 from plimsoll.machine.faults import fault_point
+from plimsoll.run.responses import excerpt
 
 Notify = Callable[[str], None]
 """Takes the text of a message, and returns at once."""
@@ -31,6 +33,8 @@ _TIME_LIMIT = 10.0
 """Seconds for one try."""
 _WAIT = 1.0
 """Seconds before the second try; they double with each try."""
+_LONGEST = 300
+"""Characters of a message; of a longer one its beginning and its end are sent."""
 _LAST_SECONDS = 5.0
 """How long the end of a run waits for messages that are not sent yet."""
 
@@ -107,7 +111,8 @@ def notify_at_once(given: str, name: str, text: str) -> str:
         text: the message.
     """
     url = _url(given)
-    failure = "its variable is not set" if url is None else _post(url, f"{_named(name)}: {text}")
+    message = f"{_named(name)}: {excerpt(text, _LONGEST)}"
+    failure = "its variable is not set" if url is None else _post(url, message)
     return f"warning: {_KEY}: {mask_setting(given)} takes no message: {failure}" if failure else ""
 
 
@@ -138,7 +143,7 @@ class _Sender:
     def send(self, text: str) -> None:
         """Send a message later; return at once."""
         self._note_failure()
-        self._texts.put(f"{self._name}: {text}")
+        self._texts.put(f"{self._name}: {excerpt(text, _LONGEST)}")
 
     def close(self) -> None:
         """Wait a few seconds for messages that are not sent yet."""

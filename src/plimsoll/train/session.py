@@ -15,7 +15,6 @@ from datetime import datetime
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import xxhash
@@ -52,6 +51,7 @@ from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.mirror import Mirror
+from plimsoll.run.numbers import mean
 from plimsoll.run.output import RunLog, console_to, tell
 from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
 from plimsoll.run.progress import Progress
@@ -474,7 +474,7 @@ def mean_metrics(updates: Sequence[Sequence[UpdateResult]]) -> dict[str, float]:
     """
     totals = [total_metrics(results) | {"grad_norm": results[0].grad_norm} for results in updates]
     names = dict.fromkeys(name for total in totals for name in total)
-    means = {name: fmean(t[name] for t in totals if name in t) for name in names}
+    means = {name: mean(t[name] for t in totals if name in t) for name in names}
     return means | {"skipped_steps": sum(count_skipped(t["grad_norm"]) for t in totals)}
 
 

@@ -27,6 +27,10 @@ NO_BASH = not shutil.which("bash")
         (["grpo", "x.yaml", "--actor.zero.stage", ""], {"0", "1", "2", "3"}),
         (["sft", "x.yaml", "--actor.model.gradient_checkpointing", "t"], {"true"}),
         (["init", "dpo", "--algorithm.lo"], {"--algorithm.loss."}),
+        (["grpo", "x.yaml", "--actor.zero.stage", "=", "2"], {"2"}),
+        (["grpo", "x.yaml", "--actor.zero.stage=2"], {"--actor.zero.stage=2"}),
+        (["grpo", "x.yaml", "--run.resume", "a"], {"auto"}),
+        (["grpo", "x.yaml", "--run.steps", "n"], {"null"}),
     ],
 )
 def test_what_is_offered(
@@ -44,6 +48,13 @@ def test_keys_of_a_config_are_those_of_its_job(
     (tmp_path / "mine.yaml").write_text("# dpo: mine.yaml\n")
     assert main(["complete", "plan", str(tmp_path / "mine.yaml"), "--reference_"]) == 0
     assert capsys.readouterr().out.split() == ["--reference_logprobs."]
+
+
+def test_values_after_a_sign_that_a_shell_takes_for_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["complete", "grpo", "x.yaml", "--actor.zero.stage", "="]) == 0
+    assert capsys.readouterr().out.split() == ["0", "1", "2", "3"]
 
 
 def test_a_file_is_left_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:

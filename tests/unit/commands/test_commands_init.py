@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,22 @@ import pytest
 import yaml
 
 from plimsoll.cli import main
-from plimsoll.commands.init import InitRequest, describe_value, guess_columns
+from plimsoll.commands.init import InitRequest, describe_value, make_config
+from plimsoll.commands.init_rows import (
+    choose_reward,
+    choose_steps,
+    guess_columns,
+    hold_out,
+    longest_tokens,
+)
 from plimsoll.commands.planning import plan_job
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
+from plimsoll.run.ending import notes_of
 
+MODEL = "Qwen/Qwen2.5-0.5B"
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "gsm8k": {"question": "1+1?", "answer": "#### 2"},
     "chats": {"messages": [{"role": "user", "content": "a"}]},
@@ -51,17 +61,16 @@ def write_rows(folder: Path, kind: str, row: Mapping[str, Any] | None = None) ->
     ],
 )
 def test_columns_are_told_by_their_names(job: str, kind: str, columns: dict[str, str]) -> None:
-    assert guess_columns(JOBS[job], InitRequest("model", "data"), ROWS[kind]) == columns
+    assert guess_columns(JOBS[job], "data", ROWS[kind]) == columns
 
 
-def test_unknown_columns_are_asked_for() -> None:
+def test_unknown_columns_are_asked_for(tmp_path: Path) -> None:
+    data = write_rows(tmp_path, "odd", {"x1": "a", "x2": "b"})
     with pytest.raises(ConfigError, match=r"x1, x2.*--data\.train\.prompt COLUMN"):
-        guess_columns(JOBS["sft"], InitRequest("model", "data.jsonl"), {"x1": "a", "x2": "b"})
+        make_config(JOBS["sft"], InitRequest(MODEL, data, cluster="cpu"))
     flags = ["--data.train.prompt", "x1", "--data.train.response", "x2"]
-    assert (
-        guess_columns(JOBS["sft"], InitRequest("model", "data", flags=flags), {"x1": "", "x2": ""})
-        == {}
-    )
+    text = make_config(JOBS["sft"], InitRequest(MODEL, data, cluster="cpu", flags=flags)).text
+    assert yaml.safe_load(text)["data"]["train"]["response"] == "x2"
 
 
 KINDS = {"sft": "gsm8k", "dpo": "pairs", "rm": "pairs", "kto": "labelled", "prm": "steps"}
@@ -175,10 +184,10 @@ def test_a_question_is_asked_again_until_its_answer_is_there(
 def test_comments_describe_the_chosen_values() -> None:
     keys = tuple(keys_of(JOBS["ppo"].config))
 
-    def said(name: str, value: str) -> tuple[str, ...]:
+    def said(name: str, value: str, *, samples: bool = True) -> tuple[str, ...]:
         key = find_key(keys, tuple(name.split(".")))
         assert key is not None
-        return describe_value(key, value)
+        return describe_value(key, value, samples=samples)
 
     assert said("rollout.vllm", "{}") == ("vLLM: fast, in Ray actors",)
     assert "without vLLM" in said("rollout.transformers", "{}")[0]
@@ -186,7 +195,10 @@ def test_comments_describe_the_chosen_values() -> None:
     assert said("actor.optimizer.kind", "adamw") == ()  # its text is about the other
     assert said("actor.zero.optimizer_offload", "none") == ()
     assert said("actor.optimizer.kind", "adamw_8bit")[0].endswith("Dettmers et al. 2021)")
-    assert said("run.steps", "200")[-1].startswith("Steps of the run")
+    assert said("run.steps", "200")[-1] == "Steps of the run: rollout-and-train rounds"
+    assert said("run.steps", "200", samples=False)[-1] == "Steps of the run: optimizer steps"
+    assert said("data.max_tokens", "9")[-1] == "The longest prompt, in tokens"
+    assert said("data.max_tokens", "9", samples=False)[-1] == "The longest sequence, in tokens"
     whole, lead = said("rollout.vllm.adapter", "separate")
     assert whole.startswith(f"{lead}: the adapter alone")
 
@@ -207,3 +219,101 @@ def test_the_size_of_a_step_is_written(
         "dpo": {"pairs"},
     }[job]
     assert "transformers: for machines" not in text
+
+
+@pytest.mark.parametrize(
+    ("references", "name"),
+    [
+        (["5", "#### 1,234", "\\frac{1}{2}", 7, 2.5], "math_answer"),
+        (["Paris", "Rome", "5"], "exact_match"),
+        (["A", "B", "C"], "exact_match"),
+        ([["assert f(1) == 2"], ["assert f(2) == 3"]], "code"),
+        ([{"inputs": ["1"], "outputs": ["2"]}], "code"),
+        (['{"inputs": ["1"], "outputs": ["2"]}'], "code"),
+        (["def check(candidate):\n    assert candidate(1) == 2"], "code"),
+        ([["Paris"], ["Rome"]], None),
+        ([True, False], None),
+        ([None], None),
+        (["#### Paris"], None),
+    ],
+)
+def test_the_reward_is_told_by_the_references(references: list[object], name: str | None) -> None:
+    choice = choose_reward(references)
+    assert choice.name == name and not choice.skips_rows and choice.why
+
+
+def test_rows_of_a_few_references_without_mathematics_are_skipped() -> None:
+    choice = choose_reward([*map(str, range(19)), "even"])
+    assert (choice.name, choice.skips_rows) == ("math_answer", True)
+    assert "1 reference of 20 hold no mathematics, as 'even'" in str(choice)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "steps"),
+    [
+        (50, {"prompts": 32, "responses": 8}, 16),
+        (7473, {"prompts": 32, "responses": 8}, 200),
+        (50, {"sequences": 32}, 5),
+        (640, {"pairs": 32}, 20),
+        (3, {"pairs": 32}, 1),
+    ],
+)
+def test_the_steps_are_told_by_the_rows(rows: int, sizes: dict[str, int], steps: int) -> None:
+    assert choose_steps(rows, sizes) == steps
+
+
+def test_the_longest_row_decides_the_tokens_and_of_rl_its_prompt() -> None:
+    columns = {"prompt": "q", "response": "a", "reference": "a"}
+    rows = [{"q": "1", "a": "1", "other": "x" * 9000}] * 500 + [{"q": "1" * 900, "a": "1" * 3000}]
+    assert longest_tokens(JOBS["grpo"], columns, rows) == 512
+    assert longest_tokens(JOBS["sft"], columns, rows) == 2048
+    pairs = {"prompt": "q", "chosen": "c", "rejected": "r"}
+    assert longest_tokens(JOBS["dpo"], pairs, [{"q": "1", "c": "1" * 600, "r": "1" * 600}]) == 512
+    assert longest_tokens(JOBS["sft"], {}, [{"any": "語" * 700}]) == 1024  # a token a character
+
+
+def test_rows_are_held_out_at_random_and_each_is_in_one_file(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"n": {n}}}\n' for n in range(100)))
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
+    hold_out(str(data), 10, train, held_out)
+    rows = [[json.loads(line)["n"] for line in file.open()] for file in (train, held_out)]
+    assert len(rows[1]) == 10 and sorted([*rows[0], *rows[1]]) == [*range(100)]
+    assert rows[1] != [*range(90, 100)]
+    with pytest.raises(ConfigError, match="from 1 to 99"):
+        hold_out(str(data), 100, train, held_out)
+
+
+def test_a_number_holds_rows_out_and_files_are_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}", "answer": n}) + "\n" for n in range(50)))
+    words = ["init", "grpo", "--model", MODEL, "--data", str(data), "--cluster", "1xA100-80GB"]
+    words += ["--host-memory", "99GB", "-o", "my grpo.yaml"]
+    assert main([*words, "--eval", "50"]) == 2
+    assert not list(tmp_path.glob("my grpo*"))
+    assert main([*words, "--eval", "10", "--actor.adapter.rank", "8"]) == 0
+    told = capsys.readouterr().out
+    assert "plimsoll grpo 'my grpo.yaml' --dry-run" in told
+    assert "13 of 32 prompts: 10 epochs of 40 rows" in told
+    written = yaml.safe_load(Path("my grpo.yaml").read_text())
+    assert written["data"]["eval"]["path"] == "my grpo-eval.jsonl"
+    assert written["run"]["steps"] == 13 and written["run"]["eval_every"] == 4
+    assert written["actor"]["optimizer"]["learning_rate"] == 1e-5  # ten times that of all weights
+    assert written["rewards"]["correct"]["name"] == "math_answer"
+
+
+def test_preference_pairs_are_recognised(tmp_path: Path) -> None:
+    data = write_rows(tmp_path, "pairs")
+    request = InitRequest(MODEL, data, cluster="cpu")
+    with pytest.raises(ConfigError) as refused:
+        make_config(JOBS["ppo"], request)
+    assert "plimsoll init dpo" in notes_of(refused.value)[0]
+    reward = replace(request, flags=["--rewards.short.name", "length"])
+    remarks = make_config(JOBS["ppo"], reward).remarks
+    assert any("plimsoll init dpo" in remark for remark in remarks)
+    with pytest.raises(ConfigError, match="preference pairs, which dpo and rm"):
+        make_config(JOBS["sft"], request)
+    assert not any("init dpo" in remark for remark in make_config(JOBS["kto"], request).remarks)

@@ -314,6 +314,17 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(
     assert re.match(r"no report\.html, .*: .*ledger\.jsonl", capfd.readouterr().err)
 
 
+def test_a_fault_of_the_report_does_not_fail_the_run(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> str:
+        raise ValueError("-inf + inf in fsum")
+
+    monkeypatch.setattr("plimsoll.commands.report.report_run", fail)
+    leave_report(run.path)
+    assert re.match(r"no report\.html, .*: ValueError\('-inf \+ inf", capfd.readouterr().err)
+
+
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gone is no directory"):
         report_run(tmp_path / "gone")

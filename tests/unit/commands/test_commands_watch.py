@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.watch import Reader, answer_with
+from plimsoll.commands.watch import Reader, answer_with, find_runs
 from plimsoll.machine.guard import Guard
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.serve import make_app
@@ -97,6 +97,15 @@ def test_rows_are_read_while_a_run_writes_them(run: RunDirectory) -> None:
     assert not reader._thread.is_alive()
 
 
+def test_a_directory_stands_for_the_runs_below_it(tmp_path: Path) -> None:
+    for name in ("a", "b/c", "b/d"):
+        (tmp_path / name).mkdir(parents=True)
+        RunDirectory(tmp_path / name).write_config("# ppo\n")
+    (tmp_path / "none").mkdir()
+    assert find_runs(tmp_path) == [tmp_path / name for name in ("a", "b/c", "b/d")]
+    assert find_runs(tmp_path / "b" / "c") == [tmp_path / "b" / "c"]
+
+
 def test_a_directory_without_a_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,9 +113,9 @@ def test_a_directory_without_a_run_is_refused(
     (tmp_path / "runs" / "ppo" / "config.yaml").touch()
     assert main(["watch", str(tmp_path / "rnus")]) == 2
     assert f"{tmp_path / 'rnus'} " in capsys.readouterr().err
-    assert main(["watch", str(tmp_path / "runs")]) == 2
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'runs'} holds no run" in said and f" {tmp_path / 'runs' / 'ppo'}." in said
+    (tmp_path / "empty").mkdir()
+    assert main(["watch", str(tmp_path / "empty")]) == 2
+    assert f"{tmp_path / 'empty'} holds no run" in capsys.readouterr().err
     assert main(["watch"]) == 2
     assert "required: RUN" in capsys.readouterr().err
 

@@ -229,3 +229,7 @@ def test_the_origin_of_a_value_names_the_variant_and_a_dry_run_shows_it() -> Non
     text = render_preset("grpo", PRESETS, spec.config.model_dump())
     assert text.startswith("Preset grpo, variant paper\n")
     assert re.search(r"batch\.responses +64 +\(overridden: 8\)", text)
+    Path("c.yaml").write_text(yaml.safe_dump(MINIMAL))
+    spec, _ = read_spec(JOBS["grpo"], "c.yaml", [])
+    today = render_preset("grpo", PRESETS, spec.config.model_dump())
+    assert re.search(r"algorithm\.kl +none$", today, re.MULTILINE)  # and not overridden by null

@@ -112,3 +112,22 @@ def test_example_configs_say_their_job_and_load() -> None:
         job = re.match(rf"# ({NAMES})\b", first)
         assert job, f"{path}: its first line must be `# JOB ...`, with one of {NAMES}"
         load_spec(JOBS[job[1]], str(path))
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """The lines that begin a text which stands alone: a docstring, or what a field means."""
+    alone = [node for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return {node.lineno for node in alone if isinstance(node.value, ast.Constant)}
+
+
+def test_no_message_names_a_page_that_an_installed_package_lacks() -> None:
+    """Docstrings may: they are for who has the source."""
+    found = []
+    for path in sorted((PROJECT / "src").rglob("*.py")):
+        if "docs/" in (text := path.read_text()):
+            tree = ast.parse(text)
+            of_readers = docstrings(tree)
+            texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            told = [node for node in texts if node.lineno not in of_readers]
+            found += [x.value for x in told if re.search(r"\bdocs/[\w-]+\.md", str(x.value))]
+    assert found == []

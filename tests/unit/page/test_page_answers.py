@@ -59,6 +59,29 @@ def test_what_there_is_none_of_is_refused(
         answer(runs, name, query)
 
 
+def test_runs_that_differ_in_their_seed_are_a_group(tmp_path: Path) -> None:
+    for name, steps, seed in (("a", 3, 1), ("b", 4, 1), ("c", 3, 2), ("d", 3, 3)):
+        (tmp_path / name).mkdir()
+        config = f"# ppo\nrun: {{directory: {name}, steps: {steps}, seed: {seed}}}\n"
+        RunDirectory(tmp_path / name).write_config(config)
+    for name in ("e", "f"):  # configs that cannot be read
+        (tmp_path / name).mkdir()
+        append_row(RunDirectory(tmp_path / name).metrics_path, {"step": 1})
+    runs = [run.look() for run in watch_runs([tmp_path / name for name in "abcdef"])]
+    assert answer(runs, "seeds", {}) == [0, 1, 0, 0, 4, 5]
+
+
+def test_curves_have_the_hours_and_the_tokens_of_their_steps(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_config("# ppo\n")
+    for step in (1, 2, 3):
+        times = {"seconds/rollout": 1800.0, "seconds/sync": 1800.0}
+        append_row(run.metrics_path, {"step": step, "reward": step / 4, "tokens": 50.0, **times})
+    seen = [found.look() for found in watch_runs([tmp_path])]
+    (table,) = answer(seen, "curves", {"section": "learning", "from": "2"})[0]["tables"]
+    assert (table["x"], table["hours"], table["tokens"]) == ([2, 3], [2, 3], [100, 150])
+
+
 def test_a_frozen_page_has_every_answer_as_json(runs: tuple[Watched, ...]) -> None:
     found = freeze_replies(runs[:1], ["a remark"])
     assert json.loads(json.dumps(found, allow_nan=False)) == found

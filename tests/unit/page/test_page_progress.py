@@ -79,9 +79,16 @@ def test_what_was_only_sampled_is_done_with_its_selection(run: RunDirectory) -> 
 def test_a_killed_run_does_not_go_on_but_one_elsewhere_may(run: RunDirectory) -> None:
     gone = 2**22 + 1  # above the largest number that Linux gives a process
     write_current_phase(run.now_path, CurrentPhase(3, 10, "sync", pid=gone))
+    append_row(run.metrics_path, {"step": 2})
     assert shown(run)["state"] == "killed" and shown(run)["phase"] is None
+    assert shown(run)["goOn"].startswith("No checkpoint was saved (run.save_every). To begin anew")
+    checkpoint = run.checkpoint_path(2)
+    checkpoint.mkdir(parents=True)
+    assert shown(run)["goOn"] == (
+        f"Saved: {checkpoint}. To go on after step 2: run the same command with --run.resume auto"
+    )
     write_current_phase(run.now_path, CurrentPhase(3, 10, "sync", pid=gone, host="another"))
-    assert shown(run)["state"] == "running"
+    assert shown(run)["state"] == "running" and shown(run)["goOn"] == ""
 
 
 def test_now_is_read_back_and_what_is_none_is_no_error(run: RunDirectory) -> None:

@@ -146,9 +146,9 @@ REQUESTS: list[object] = [
 ]
 
 
-def score(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+def score(trajectories: Sequence[Trajectory], value: float = 1.0) -> Future[Scored]:
     done: Future[Scored] = Future()
-    part = (RewardPart("r", 1.0),)
+    part = (RewardPart("r", value),)
     done.set_result(
         Scored(tuple(t.__class__(**{**vars(t), "rewards": part}) for t in trajectories), ())
     )
@@ -159,6 +159,18 @@ def score(trajectories: Sequence[Trajectory]) -> Future[Scored]:
 def test_a_request_to_the_reward_server(request_: object) -> None:
     status, reply = asyncio.run(answer(score, json.dumps(request_).encode()))
     assert status == 422 and reply["detail"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_json_cannot_carry(number: float) -> None:
+    def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+        return score(trajectories, number)
+
+    asked = json.dumps({"trajectories": [{"response": "a"}]}).encode()
+    status, reply = asyncio.run(answer(submit, asked))
+    assert status == 200 and f"is {number}," in reply["rewards"][0]["failed"]
+    status, reply = asyncio.run(answer(submit, json.dumps({"query": ["a"]}).encode()))
+    assert status == 500 and f"is {number}," in reply["detail"]
 
 
 LOCAL, TOKENS = "http://127.0.0.1:8000", {"Authorization": "Bearer word"}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from plimsoll.cli.command import _describe_error, _show_unexpected
 from plimsoll.config.run import RunConfig
-from plimsoll.errors import ConfigError, Interrupted, PlimsollError, WorkerDied
+from plimsoll.errors import (
+    CannotWrite,
+    ConfigError,
+    Interrupted,
+    PlimsollError,
+    WorkerDied,
+    WorkerFailed,
+)
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RunEnd, how_to_go_on, notes_of, read_end, recording_end
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.output import RunLog
+from plimsoll.run.phases import CurrentPhase, write_current_phase
 
 RUN_AGAIN = "run the same command with --run.resume auto"
 
@@ -117,6 +127,50 @@ def test_an_end_that_cannot_be_written_does_not_hide_the_error(
         raise error
     assert notes_of(error) == []  # there is no log to look at
     assert "Cannot write" in capfd.readouterr().err
+
+
+DISK = namedtuple("DISK", "total used free")
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, free: int = 512) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: DISK(10**9, 10**9 - free, free))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+        FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+        WorkerFailed("rank 0 failed\n  Why: OSError: [Errno 28] No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_is_named_whatever_the_error(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fill_disk(monkeypatch)
+    with pytest.raises(CannotWrite, match="disk is full"), recording_end(run, RunLog(run.log_path)):
+        raise error
+    end = read_end(run.end_path)
+    assert end is not None and "the disk is full" in end.why and end.fault == "none"
+    assert type(error).__name__ in run.log_path.read_text()
+
+
+def test_an_error_with_room_on_the_disk_stays_as_it_is(run: RunDirectory) -> None:
+    end_of(run, RuntimeError("PytorchStreamWriter failed writing file"))
+
+
+def test_a_full_disk_has_room_for_the_end_in_the_file_of_the_phase(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, content: str) -> None:
+        raise CannotWrite("full")
+
+    write_current_phase(run.now_path, CurrentPhase(3, 10, "save"))
+    monkeypatch.setattr("plimsoll.run.ending.write_whole", refuse)
+    end = end_of(run, PlimsollError("why"))
+    assert (end.why, end.step) == ("why", 3) and not run.now_path.exists()
 
 
 def test_an_end_is_of_the_last_part_alone(run: RunDirectory) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.errors import CannotWrite
-from plimsoll.run.files import is_temporary, whole_directory, whole_file, write_whole
+from plimsoll.run.files import (
+    explaining_errors,
+    is_temporary,
+    whole_directory,
+    whole_file,
+    write_whole,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -66,6 +73,22 @@ assert read_rows(folder / "rows.jsonl") == [{{"step": 1}}]
     assert f"Cannot add to {tmp_path / 'rows.jsonl'}: [Errno {errno.EFBIG}]" in rows
     assert names(tmp_path) == ["rows.jsonl"]
     assert (tmp_path / "rows.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_full_disk_is_named_when_a_library_raises_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    with pytest.raises(RuntimeError, match="write failed"), explaining_errors(tmp_path / "a"):
+        raise RuntimeError("file write failed")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=0))
+    full = r"/a: the disk is full \(RuntimeError: file write"
+    with pytest.raises(CannotWrite, match=full):  # noqa: SIM117
+        with explaining_errors(tmp_path / "a"):
+            raise RuntimeError("file write failed")
+    with pytest.raises(CannotWrite, match=r"/a: .*Permission denied"):  # noqa: SIM117
+        with explaining_errors(tmp_path / "a"):
+            raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_tensors_that_the_disk_has_no_room_for_are_explained(tmp_path: Path) -> None:

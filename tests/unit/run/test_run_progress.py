@@ -63,7 +63,7 @@ def test_the_headline_is_rewards_kl_losses_and_accuracy() -> None:
     shown = ["reward", "reward/form", "kl", "value_loss", "loss", "eval/accuracy"]
     bounds = ["eval/accuracy_low", "eval/accuracy_high"]
     names = ["entropy", *bounds, *shown, "policy_loss", "approx_kl", "kl_coefficient", "rewarding"]
-    assert list(headline(dict.fromkeys(names, 1.0))) == shown
+    assert list(headline(dict.fromkeys(names, 1.0) | {"reward": 2.0})) == shown
 
 
 EVALUATED = {"eval/reward": -0.25, "eval/reward_low": -0.5, "eval/reward_high": 1 / 64}
@@ -82,6 +82,25 @@ def test_a_figure_is_shown_with_its_interval(tmp_path: Path) -> None:
         ["eval/reward", "-0.25", "(-0.3125", "to", "-0.2188)"],
     ]
     assert len(cells[0]) == len(cells[1])
+
+
+def test_the_only_part_of_a_reward_is_not_shown_twice() -> None:
+    alone = {"reward": 0.5, "reward/correct": 0.5, "kl": 0.1}
+    assert [*headline(alone)] == ["reward", "kl"]
+    assert [*headline(alone | {"reward/correct": 0.25})] == ["reward", "reward/correct", "kl"]
+    assert len(headline(alone | {"reward/short": 0.5})) == 4
+
+
+def test_phases_before_the_first_step_are_lines_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with Progress("ppo", 2, tmp_path, out) as progress:
+        for phase in ("load", "rollout", "load"):
+            progress.enter(phase)
+        progress.update(report(1))
+        progress.enter("score")
+    lines = out.getvalue().splitlines()
+    assert lines[1:3] == ["ppo: load begins", "ppo: rollout begins"]
+    assert len(lines) == 4 and lines[3].startswith("ppo step 1/2")
 
 
 def test_a_number_named_low_alone_is_a_figure_of_its_own() -> None:

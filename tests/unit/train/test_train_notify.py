@@ -102,6 +102,12 @@ def test_start_and_end_are_told_with_the_name_of_the_run(webhook: Webhook) -> No
     assert notes == []
 
 
+def test_a_long_message_is_cut(webhook: Webhook) -> None:
+    told(webhook, lambda tell: tell("a" * 900 + "\nthe end"), [])
+    assert len(webhook.texts[1].partition(": ")[2]) == 300
+    assert webhook.texts[1].endswith("a the end")
+
+
 def stop(error: Exception) -> Callable[[Notify], None]:
     def stop_now(tell: Notify) -> None:
         raise error
@@ -218,7 +224,7 @@ def test_an_unhealthy_figure_is_told(tmp_path: Path) -> None:
         sink.write(StepReport(1, {"repetition": 0.9}, 1, {}, {}))
         sink.write(StepReport(2, {"repetition": 0.9}, 1, {}, {}))
     (text,) = texts
-    assert text.startswith("step 1: warning: repetition is 0.9")
+    assert text.startswith("step 1: repetition is 0.9, healthy is") and text.endswith(")")
 
 
 def test_preflight_refuses_a_variable_that_is_not_set(model_home: Path) -> None:

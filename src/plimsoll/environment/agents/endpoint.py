@@ -13,7 +13,6 @@ temperature ignored. A call beyond the episode's limits is refused with the erro
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -37,6 +36,7 @@ from plimsoll.machine.guard import WRONG_HOST, TooLong, is_addressed, read_body,
 from plimsoll.machine.listening import bind_socket, require_server, url_of
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import short_repr
+from plimsoll.run.numbers import finite_json, strict_json
 from plimsoll.run.output import tell
 
 if TYPE_CHECKING:
@@ -229,14 +229,14 @@ async def _events(completion: Mapping[str, Any]) -> AsyncIterator[str]:
             delta["tool_calls"] = [{"index": i, **call} for i, call in calls]
         for part, reason in ((delta, None), ({}, choice["finish_reason"])):
             chunk = {"index": choice["index"], "delta": part, "finish_reason": reason}
-            yield f"data: {json.dumps({**head, 'choices': [chunk]})}\n\n"
+            yield f"data: {strict_json({**head, 'choices': [chunk]})}\n\n"
     yield "data: [DONE]\n\n"
 
 
 def _json(content: object, status: int = 200) -> Response:
     from starlette.responses import JSONResponse
 
-    return JSONResponse(content, status)
+    return JSONResponse(finite_json(content), status)
 
 
 def _error(why: str, status: int, code: str | None = None) -> Response:

@@ -53,12 +53,10 @@ UPLOADS = Absence("lacking", "nothing is uploaded: `plimsoll export` writes a mo
 SYNCHRONOUS = Absence(
     "lacking",
     "it is converted to take turns; rollout.staleness: 1 samples while the ranks train, with cards "
-    "for the engines and a correction: see docs/async.md",
+    "for the engines and a correction",
 )
 METHOD = Absence("lacking", "Plimsoll has no such method")
 NO_METHOD = Absence("lacking", "Plimsoll has no such method", refused=True)
 ADAMW = Absence("lacking", "weights are trained by AdamW", refused=True)
 TEXT_ONLY = Absence("lacking", "images, video and sound cannot be read", refused=True)
-TOOLS = Absence(
-    "lacking", "turns and tools are given by `environments`: see docs/environments.md", refused=True
-)
+TOOLS = Absence("lacking", "turns and tools are given by `environments`", refused=True)

@@ -96,7 +96,7 @@ def load_agent(path: str) -> type[AgentInstanceBase]:
         raise ConfigError(
             f"{path!r}: AgentExecutor plays whole episodes by its own `execute`, which Plimsoll "
             f"does not call. Write it as a function with base_url and api_key that asks the "
-            f"policy's endpoint for each turn (docs/environments.md), and name it as {path}:play."
+            f"policy's endpoint for each turn, and name it as {path}:play."
         )
     try:
         executor = kind()

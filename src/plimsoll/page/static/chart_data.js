@@ -3,6 +3,8 @@
 import { number } from "./dom.js";
 import { colour } from "./palette.js";
 
+const DASHES = [undefined, [5, 4], [2, 3], [9, 3, 2, 3], [12, 5]]; // of a run's first, second, ... line
+
 export function smoothed(values, share) {
   // Return the exponential mean, corrected for its bias to 0 at the beginning as in Adam.
   let [mean, weight] = [0, 0];
@@ -23,12 +25,43 @@ export function stackedUp(columns) {
   return tops;
 }
 
+function meanOfSeeds(panel, tables) {
+  // Return one table for runs that differ in their seed: means, and the range of the seeds as interval.
+  if (tables.length < 2) return tables[0];
+  const columns = panel.series.length;
+  const [x, ...joined] = uPlot.join(tables.map((table) => [table.x, ...table.y]));
+  const reduced = (reduce) => panel.series.map((_, i) => x.map((_, at) => {
+    const values = tables.map((_, run) => joined[run * columns + i][at]).filter((value) => value !== null && value !== undefined);
+    return values.length ? reduce(values) : null;
+  }));
+  return { run: tables[0].run, x, y: reduced((values) => values.reduce((sum, value) => sum + value, 0) / values.length),
+    low: reduced((values) => Math.min(...values)), high: reduced((values) => Math.max(...values)), seeds: tables.length };
+}
+
+export function tablesOf(panel, view) {
+  // Return the tables to draw: on the chosen axis, and one for all seeds of an experiment if that is chosen.
+  const onAxis = panel.tables.filter((table) => table[view.axis]).map((table) => ({ ...table, x: table[view.axis] }));
+  if (!view.grouped || panel.stacked) return onAxis;
+  const groups = new Set(onAxis.map((table) => view.seeds[table.run]));
+  return [...groups].map((group) => meanOfSeeds(panel, onAxis.filter((table) => view.seeds[table.run] === group)));
+}
+
+export function csvOf(drawing, axis) {
+  // Return what is drawn as CSV: a column for each line, and for the ends of its interval.
+  const columns = drawing.lines.flatMap((line) => [[line.label, line.values ?? drawing.data[line.column]],
+    ...(line.interval ?? []).map((column, i) => [`${line.label}, ${["low", "high"][i]}`, drawing.data[column]])]);
+  const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
+  const rows = drawing.data[0].map((x, at) => [x, ...columns.map(([, values]) => values[at] ?? "")].join(","));
+  return [[axis, ...columns.map(([name]) => name)].map(quoted).join(","), ...rows].join("\n") + "\n";
+}
+
 function linesOf(panel, table, runs, place) {
   // Return a line for each metric, with the two ends of its interval if it has one.
   return panel.series.map((series, i) => ({
-    label: runs.length > 1 ? `${runs[table.run]}${panel.series.length > 1 ? `, ${series.label}` : ""}` : series.label,
+    label: runs.length > 1 ? `${runs[table.run]}${table.seeds ? ` (${table.seeds} seeds)` : ""}${panel.series.length > 1 ? `, ${series.label}` : ""}` : series.label,
     colour: colour(runs.length > 1 ? table.run : i),
     dashed: runs.length > 1 && i > 0,
+    dash: runs.length > 1 ? DASHES[i % DASHES.length] : DASHES[0],
     column: place + i,
     run: table.run,
     points: table.y[i].filter((value) => value !== null).length,

@@ -3,7 +3,7 @@
 
 import { element, fill, number } from "./dom.js";
 import { faint, ink } from "./palette.js";
-import { columnsOf, lastAt, tickTexts } from "./chart_data.js";
+import { columnsOf, csvOf, lastAt, tablesOf, tickTexts } from "./chart_data.js";
 
 const MARKED = 30; // a line with fewer points has marks
 const HEIGHT = 190;
@@ -12,14 +12,21 @@ const [MARGIN, CHARACTER] = [44, 7]; // minimum pixels left of the axis; pixels 
 export function makeChart(onZoom) {
   const [title, unit, keys] = [element("h3"), element("div", { class: "unit" }), element("div", { class: "keys" })];
   const plot = element("div", { class: "plot" });
-  const figure = element("figure", { tabindex: 0 }, title, unit, keys, plot);
-  const chart = { figure, title, unit, keys, plot, onZoom, drawn: null, likeness: "", at: null };
+  const csv = element("a", { class: "csv", href: "#", onclick: () => { csv.href = URL.createObjectURL(new Blob([chart.csv()], { type: "text/csv" })); } }, "CSV");
+  const figure = element("figure", { tabindex: 0 }, csv, title, unit, keys, plot);
+  const chart = { figure, title, unit, keys, plot, onZoom, drawn: null, likeness: "", at: null, hidden: new Set(), csv: () => "" };
   figure.addEventListener("keydown", (event) => pressed(chart, event));
   return chart;
 }
 
 export function drawChart(chart, panel, view) {
-  const drawing = columnsOf(panel, view.runs, view.smoothing);
+  const drawn = { ...panel, tables: tablesOf(panel, view) };
+  chart.figure.classList.toggle("empty", !drawn.tables.length);
+  if (!drawn.tables.length) return;
+  const drawing = columnsOf(drawn, view.runs, view.smoothing);
+  chart.axis = view.axis === "x" ? "step" : view.axis;
+  chart.csv = () => csvOf(drawing, chart.axis);
+  chart.figure.querySelector(".csv").download = `${panel.title}.csv`;
   const step = chart.at === null ? null : chart.drawn?.data[0][chart.at]; // what is read goes on being read
   chart.lines = drawing.lines;
   chart.steps = view.steps;
@@ -28,7 +35,7 @@ export function drawChart(chart, panel, view) {
   chart.unit.textContent = [panel.unit, means > 1 ? `means of ${means} steps` : ""].filter(Boolean).join("; ");
   const width = chart.plot.clientWidth;
   if (!width) return; // inside something that is closed
-  const likeness = JSON.stringify([width, view.range, view.theme, panel.band, drawing.lines.map((l) => [l.label, l.points < MARKED]), drawing.bands.length]);
+  const likeness = JSON.stringify([width, view.range, view.theme, view.axis, view.log, [...chart.hidden], panel.band, drawing.lines.map((l) => [l.label, l.points < MARKED]), drawing.bands.length]);
   if (chart.drawn && chart.likeness === likeness) {
     chart.drawn.setData(drawing.data, false);
     rescale(chart.drawn, view.range, drawing.data[0]);
@@ -51,20 +58,24 @@ function options(chart, panel, drawing, view, width) {
   const stroke = ink("quiet");
   const axis = { stroke, grid: { stroke: ink("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const series = [{}, ...drawing.data.slice(1).map(() => ({ width: 0, spanGaps: true, points: { show: false } }))];
-  for (const line of drawing.lines) series[line.column] = seriesOf(panel, line);
+  const isLog = view.log && !panel.stacked && drawing.data.slice(1).flat().every((value) => value === null || value === undefined || value > 0);
+  for (const line of drawing.lines) {
+    series[line.column] = seriesOf(panel, line);
+    for (const column of [line.column, ...(line.interval ?? [])]) series[column].show = !chart.hidden.has(line.label);
+  }
   return {
     width, height: HEIGHT, series,
     legend: { show: false },
     padding: [8, 24, 0, 0],
     cursor: { sync: { key: "step", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: false, range: (u, min, max) => view.range ?? widened(panel, u.data[0], min, max) },
-      y: { range: (u, min, max) => rangeOf(panel, min, max) } },
-    axes: [{ ...axis, grid: { show: false }, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
-      { ...axis, size: (u, texts) => Math.max(MARGIN, ...(texts ?? []).map((text) => 14 + CHARACTER * text.length)), values: (u, ticks) => tickTexts(ticks) }],
+      y: isLog ? { distr: 3 } : { range: (u, min, max) => rangeOf(panel, min, max) } },
+    axes: [{ ...axis, grid: { show: false }, size: 26, incrs: view.axis === "hours" ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11] },
+      { ...axis, size: (u, texts) => Math.max(MARGIN, ...(texts ?? []).map((text) => 14 + CHARACTER * text.length)), values: (u, ticks) => (isLog ? ticks.map((tick) => (tick === null ? null : number(tick))) : tickTexts(ticks)) }],
     bands: drawing.bands.map((band) => ({ series: [band.columns[1], band.columns[0]], fill: faint(band.colour, 0.2) })),
     hooks: {
       drawClear: [(u) => panel.band && healthy(u, panel.band)],
-      draw: [(u) => chart.lines.filter((line) => line.interval && line.points < MARKED).forEach((line) => whiskers(u, line))],
+      draw: [(u) => chart.lines.filter((line) => line.interval && line.points < MARKED && !chart.hidden.has(line.label)).forEach((line) => whiskers(u, line))],
       setCursor: [(u) => legend(chart, u.cursor.idx ?? null)],
       setSelect: [(u) => u.select.width > 4 && zoomTo(chart, u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"))],
     },
@@ -74,7 +85,7 @@ function options(chart, panel, drawing, view, width) {
 function seriesOf(panel, line) {
   const paint = { stroke: line.colour, label: line.label };
   if (panel.stacked) return { ...paint, fill: line.colour, width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [1, 60] }) };
-  return { ...paint, width: 1.5, spanGaps: true, dash: line.dashed ? [5, 4] : undefined,
+  return { ...paint, width: 1.5, spanGaps: true, dash: line.dash,
     points: { show: line.points < MARKED, size: 5, fill: line.colour } };
 }
 
@@ -124,8 +135,8 @@ function valueText(chart, line, idx) {
   const [steps, column] = [chart.drawn?.data[0] ?? [], line.values ?? chart.drawn?.data[line.column] ?? []];
   const last = lastAt(column, idx ?? steps.length - 1);
   if (last < 0) return `${line.label} –`;
-  const now = idx === null ? chart.steps[line.run] : steps[idx];
-  return `${line.label} ${number(column[last])}${steps[last] < now ? ` (step ${number(steps[last])})` : ""}`;
+  const now = idx === null ? (chart.axis === "step" ? chart.steps[line.run] : steps[last]) : steps[idx];
+  return `${line.label} ${number(column[last])}${steps[last] < now ? ` (${chart.axis} ${number(steps[last])})` : ""}`;
 }
 
 function legend(chart, idx) {
@@ -135,9 +146,18 @@ function legend(chart, idx) {
   const entries = chart.lines.map((line) => {
     const mark = element("i", { class: line.dashed ? "dashed" : null });
     mark.style[line.dashed ? "color" : "background"] = line.colour;
-    return element("span", {}, mark, valueText(chart, line, idx));
+    const isHidden = chart.hidden.has(line.label);
+    return element("button", { type: "button", "aria-pressed": !isHidden, class: isHidden ? "off" : null, title: "show or hide this line",
+      onclick: () => toggle(chart, line) }, mark, valueText(chart, line, idx));
   });
-  fill(chart.keys, step === null || step === undefined ? null : element("span", {}, `step ${number(step)}`), ...entries);
+  fill(chart.keys, step === null || step === undefined ? null : element("span", {}, `${chart.axis} ${number(step)}`), ...entries);
+}
+
+function toggle(chart, line) {
+  const show = chart.hidden.delete(line.label);
+  if (!show) chart.hidden.add(line.label);
+  for (const column of [line.column, ...(line.interval ?? [])]) chart.drawn.setSeries(column, { show });
+  legend(chart, chart.at);
 }
 
 function zoomTo(chart, from, to) {

@@ -11,11 +11,15 @@ import { makeSamples } from "./samples.js";
 const EVERY = 750; // milliseconds between two requests for progress
 const main = document.getElementById("main");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const view = { runs: [], steps: [], range: null, smoothing: 0, theme: dark.matches };
+const view = { runs: [], steps: [], seeds: [], range: null, smoothing: 0, theme: dark.matches, axis: "x", log: false, grouped: false };
 const charts = new Map(); // by section and title
 const drawn = new Map(); // panels by section
 const filter = element("input", { type: "search", placeholder: "filter curves", "aria-label": "filter curves", oninput: applyFilter });
 const smoothing = element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0, oninput: () => { view.smoothing = Number(smoothing.value); redraw(); } });
+const AXES = { step: "x", hours: "hours", tokens: "tokens" };
+const axis = element("select", { "aria-label": "horizontal axis", onchange: () => { view.axis = AXES[axis.value]; zoom(null); } }, ...Object.keys(AXES).map((name) => element("option", {}, name)));
+const log = element("input", { type: "checkbox", onchange: () => { view.log = log.checked; redraw(); } });
+const grouped = element("input", { type: "checkbox", onchange: () => { view.grouped = grouped.checked; redraw(); } });
 const whole = element("button", { type: "button", class: "hidden", onclick: () => zoom(null) }, "show the whole run");
 
 function section(id, title, ...children) {
@@ -36,7 +40,7 @@ function each(name) {
 
 async function drawCurves(name) {
   const [from, to] = view.range ?? [null, null];
-  const panels = await load("curves", live && view.range ? { section: name, from, to } : { section: name });
+  const panels = await load("curves", live && view.range && view.axis === "x" ? { section: name, from, to } : { section: name });
   if (name === "other" && !parts.other.open) return;
   drawn.set(name, panels);
   const box = document.getElementById(`curves-${name}`);
@@ -77,7 +81,9 @@ const parts = {};
 
 function build(runs, settings) {
   view.runs = runs.map((run) => run.name);
-  section("curves", "Curves", element("div", { class: "controls" }, filter, element("label", {}, "smooth", smoothing), whole), grid("learning"));
+  section("curves", "Curves", element("div", { class: "controls" }, filter, element("label", {}, "smooth", smoothing),
+    element("label", {}, "by", axis), element("label", {}, log, "log scale"),
+    new Set(view.seeds).size < runs.length ? element("label", {}, grouped, "mean of seeds, with their range") : null, whole), grid("learning"));
   section("health", "Health", element("p", { class: "quiet" }, "The green band is the healthy range."), grid("health"));
   section("held-out", "Held out", ...(parts.heldOut = each("held-out")));
   const samples = section("samples", "Samples", element("div"));
@@ -108,7 +114,10 @@ async function look() {
   const runs = await load("progress");
   drawProgress(document.getElementById("header"), runs);
   view.steps = runs.map((run) => run.step);
-  if (!view.runs.length) build(runs, await load("settings"));
+  if (!view.runs.length) {
+    view.seeds = await load("seeds") ?? runs.map((_, i) => i);
+    build(runs, await load("settings"));
+  }
   const versions = runs.map((run) => run.version).join();
   if (versions !== seen) {
     seen = versions;

@@ -1,9 +1,24 @@
 // The progress of each run, and its health warnings.
 
-import { duration, element, fill, number } from "./dom.js";
+import { duration, element, fill, number, table } from "./dom.js";
+
+const FEW = 4; // from so many runs on, a table comes before the runs
 
 export function drawProgress(box, runs) {
-  fill(box, ...runs.map(card));
+  if (runs.length < FEW) return fill(box, ...runs.map(card));
+  const open = box.querySelector("details")?.open ?? false;
+  fill(box, overview(runs), element("details", { open }, element("summary", {}, "each run"), ...runs.map(card)));
+}
+
+function overview(runs) {
+  // Return a table with a line for each run: its state, step, last reward (or first figure) and age.
+  const rows = runs.map((run) => {
+    const [name, value] = Object.entries(run.headline)[0] ?? ["", ""];
+    const age = run.writtenAgo === null ? "" : `${duration(run.writtenAgo)} ago`;
+    return { cells: [{ text: run.name }, { text: run.state }, { text: number(run.step), small: run.steps ? `of ${number(run.steps)}` : "", numeric: true },
+      { text: value, small: name, numeric: true }, { text: age, numeric: true }] };
+  });
+  return table("runs", ["run", "state", "step", "last", "written"].map((text, i) => ({ text, numeric: i > 1 })), rows);
 }
 
 function card(run) {
@@ -12,6 +27,7 @@ function card(run) {
     element("h1", {}, run.name, element("span", { class: `state ${run.state.split(/[ :]/)[0]}` }, run.state)),
     element("div", { class: "quiet" }, about.filter(Boolean).join(" ")),
     run.problem ? element("p", { class: "problem", role: "alert" }, run.problem) : null,
+    run.goOn ? element("p", { class: "quiet" }, run.goOn) : null,
     element("progress", { max: run.steps || 1, value: Math.min(run.step, run.steps || 1), "aria-label": "steps done" }),
     element("div", { class: "figures" }, ...when(run).map(figure)),
     element("div", { class: "figures" }, ...Object.entries(run.headline).map(figure)),

@@ -71,6 +71,10 @@ export function makeSamples(box, runs) {
   return () => (state.step === null ? show({}) : load("groups", { run: state.run }).then((newer) => { state.overview.steps = newer.steps; drawSteps(); }));
 }
 
+function referenceOf(text) {
+  return element("div", { class: "reference" }, "reference: ", element("pre", {}, text));
+}
+
 function endsOf(ends, open) {
   const most = largestAdvantage({ responses: [...ends.best, ...ends.worst].map((item) => item.response) });
   const row = (what, responses) => responses.length ? [element("h3", {}, `Step ${ends.step}: the ${what} responses`),
@@ -81,7 +85,7 @@ function endsOf(ends, open) {
 function endOf(item, most, open) {
   const article = responseOf(item.response, most);
   const whole = element("button", { type: "button", onclick: () => open(item.group) }, `all of group ${item.group}${item.source ? ` of ${item.source}` : ""}`);
-  article.prepend(element("div", { class: "prompt-text" }, element("pre", {}, item.prompt)), item.reference === null ? "" : element("p", {}, "reference: ", element("code", {}, item.reference)));
+  article.prepend(element("div", { class: "prompt-text" }, element("pre", {}, item.prompt)), item.reference === null ? "" : referenceOf(item.reference));
   article.append(whole);
   return article;
 }
@@ -92,7 +96,7 @@ function groupOf(group) {
   return [
     element("h3", {}, `Step ${group.step}, group ${group.group}${group.source ? ` of ${group.source}` : ""}`),
     element("div", { class: "prompt-text" }, element("pre", {}, group.prompt)),
-    group.reference === null ? null : element("p", {}, "reference: ", element("code", {}, group.reference)),
+    group.reference === null ? null : referenceOf(group.reference),
     element("p", { class: "quiet" }, how),
     element("div", { class: "responses", tabindex: 0, "aria-label": "responses" }, ...group.responses.map((item) => responseOf(item, most))),
   ];

@@ -43,7 +43,7 @@ _REFUSED = {
     "train_ppo": "It was removed in 0.6.2; its successor is train_ppo_ray",
     "train_prm": "It reads text in which a placeholder token stands after each step, and labels "
     "beside it; `plimsoll prm` reads lists: columns with the prompt, the steps and a label for "
-    "each step. Convert the rows, and begin with the config in docs/rm.md",
+    "each step. Convert the rows, and begin with `plimsoll init prm`",
 }
 
 

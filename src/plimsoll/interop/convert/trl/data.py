@@ -369,7 +369,7 @@ def _best(o: Options) -> foreign.Best | None:
     metric, greater = "metric_for_best_model", "greater_is_better"
     name = str(o[metric] or "loss").removeprefix("eval_")
     higher = o[greater] if o[greater] is not None else not name.endswith("loss")
-    check = "" if name == "loss" else "metrics have other names: see docs/runs.md"
+    check = "" if name == "loss" else "metrics have other names: see metrics.jsonl of a run"
     return foreign.Best(
         metric=o.trace(f"eval/{name}", "load_best_model_at_end", metric, check=check),
         goal=o.trace("highest" if higher else "lowest", metric, greater),

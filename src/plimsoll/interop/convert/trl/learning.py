@@ -338,7 +338,7 @@ def _part(o: Options, function: str, weight: float) -> tuple[str, foreign.Reward
         options = {k: o.trace(v, "reward_funcs", note=function) for k, v in values.items()}
     elif "." in function:
         name = ":".join(function.rsplit(".", 1))
-        check = "it runs as it is (docs/rewards.md); the column that data.train.reference names "
+        check = "it runs as it is; the column that data.train.reference names "
         check += "comes as `reference`"
     else:
         raise ConfigError(

@@ -19,14 +19,14 @@ _SCRIPTS: Mapping[str, str] = {
 """Commands of the scripts that have another name than their command."""
 _REFUSED: Mapping[str, str] = {
     "distillation": "the student samples what the teacher corrects; `plimsoll distill` learns on "
-    "the rows' responses: docs/distill.md",
-    "ppo": "TRL 1.16 has no PPO any more; begin with the config in docs/ppo.md",
-    "prm": "`plimsoll prm` reads lists of steps and of labels: begin with the config in docs/rm.md",
+    "the rows' responses",
+    "ppo": "TRL 1.16 has no PPO any more; begin with `plimsoll init ppo`",
+    "prm": "`plimsoll prm` reads lists of steps and of labels: begin with `plimsoll init prm`",
     "vllm-serve": "it trains nothing: Plimsoll starts its engines itself",
     "env": "it trains nothing: `plimsoll doctor` says what is here",
     **dict.fromkeys(
         ("online_dpo", "nash_md", "xpo"),
-        "pairs are read, not sampled: docs/dpo.md; or `plimsoll rl`",
+        "pairs are read, not sampled: `plimsoll init dpo`; or `plimsoll rl`",
     ),
     **dict.fromkeys(("bco", "tpo", "gold", "sdft", "sdpo", "ssd"), "there is no such method here"),
     "async_grpo": "write it as `trl grpo`, and set rollout.staleness in the config that it becomes",

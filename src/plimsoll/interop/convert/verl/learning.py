@@ -244,7 +244,7 @@ def reward_model(o: Options) -> foreign.RewardModel | None:
     if not o[flag]:
         raise ConfigError(f"{o.show(_MODELLED)} needs {o.names[flag]}=...: the reward model.")
     why = "a sequence classifier with one label scores; one that answers in words is a `judge` of "
-    why += "`rewards`: docs/rewards.md"
+    why += "`rewards`"
     path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
     trusted = o.take("reward_model.model.trust_remote_code", lambda on: on or None)
     return foreign.RewardModel(

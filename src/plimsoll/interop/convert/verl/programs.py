@@ -21,7 +21,7 @@ _REFUSED: Mapping[str, str] = {
     "main_generation_server": "`plimsoll sample CONFIG` samples and scores",
     "main_eval": "`plimsoll eval CONFIG` measures",
     "fully_async_main": "give the command of verl.trainer.main_ppo, and set rollout.staleness in "
-    "the config that it becomes: see docs/async.md",
+    "the config that it becomes",
     "main_dapo": "give the command of verl.trainer.main_ppo: DAPO is its settings",
 }
 _PACKAGES = (

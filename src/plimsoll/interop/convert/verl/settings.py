@@ -93,7 +93,7 @@ _ABSENT: tuple[Setting, ...] = (
     *_absent_under(why.METHOD, "algorithm.rollout_correction", "rollout_rs rollout_rs_threshold rollout_rs_threshold_lower rollout_token_veto_threshold loss_type", TEXT),
     *absent(why.NO_METHOD, _PPO, "distillation.enabled algorithm.use_pf_ppo", BOOL, False),
     *absent(why.METHOD, _PPO, "algorithm.gdpo_reward_keys", WORDS),
-    *absent(Absence("lacking", "programs are run by the rule `code`: see docs/rewards.md"), _PPO, "reward.sandbox_fusion.url reward_model.sandbox_fusion.url sandbox_fusion.url", TEXT),
+    *absent(Absence("lacking", "programs are run by the rule `code`"), _PPO, "reward.sandbox_fusion.url reward_model.sandbox_fusion.url sandbox_fusion.url", TEXT),
     *absent(why.NO_METHOD, _PPO, "reward.reward_manager.module.path reward.reward_manager.module.name", TEXT),
     *absent(why.SYNCHRONOUS.unless(None, "sync"), _PPO, "trainer.v1.trainer_mode", TEXT, "sync"),
 )
