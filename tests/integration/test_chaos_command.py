@@ -44,6 +44,7 @@ def test_killed_and_torn_runs_end_like_the_undisturbed_one_and_the_rest_is_done_
     assert "ended right" in out and out.rstrip().splitlines()[-1].startswith("torn")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_disturbed_is_said(home: Path) -> None:
     words = ("chaos", "sft", "sft.yaml", "--directory", "chaos")
     unreached = run_here(home, *words, "--points", "engine.request", "--kinds", "kill")

@@ -227,6 +227,7 @@ def test_files_that_only_ranks_see_are_no_checkpoint(
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_two_ranks_save_in_the_background(home: Path) -> None:
     for name, flags in (("ray", ()), ("ray_background", IN_BACKGROUND)):
         done = run(home, "sft", "ray.yaml", "--run.directory", name, *flags)

@@ -89,6 +89,7 @@ def test_a_loss_that_is_nan_once_leaves_its_step_out(home: Path) -> None:
     assert [path.name for path in (home / "run" / "bad").iterdir()] == ["step-000002.parquet"]
 
 
+@pytest.mark.slow
 def test_an_advantage_that_is_nan_is_caught_before_anything_learns_from_it(home: Path) -> None:
     write_config(home, "grpo", grpo(advantage={"name": "spoilt:advantages"}))
     outcome = run(home, "grpo", "grpo.yaml", environment={"BAD_CALLS": "1"})
@@ -119,6 +120,7 @@ def test_a_reward_that_is_infinite_leaves_its_step_out(home: Path) -> None:
     assert shown.code == 0 and "inf" in shown.out, shown.out
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_and_the_figure_is_named(home: Path) -> None:
     write_config(home, "grpo", grpo(policy_loss={"name": "spoilt:policy"}))
     flags = ("--run.max_bad_steps", "1", "--run.save_every", "1")
@@ -131,6 +133,7 @@ def test_too_many_in_a_row_end_the_run_and_the_figure_is_named(home: Path) -> No
     assert again.code == 0 and "resumed after step 2" in again.out, again.err
 
 
+@pytest.mark.slow
 def test_a_job_on_rows_writes_the_sequences_of_a_bad_step(home: Path) -> None:
     lines = (home / "rows.jsonl").read_text().splitlines()
     pairs = [json.loads(line) | {"rejected": " #### 9"} for line in lines]

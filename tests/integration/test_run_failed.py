@@ -95,6 +95,7 @@ def test_a_run_whose_reward_raises_is_failed_logged_and_goes_on(home: Path) -> N
     assert all(line in logged(home).removeprefix(log) for line in done.out.splitlines())
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_is_reported_at_once_and_ends_the_run(home: Path) -> None:
     (home / "does").write_text("hang")
     outcome: Outcome = run_here(home, "grpo", "grpo.yaml")

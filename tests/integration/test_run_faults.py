@@ -24,6 +24,7 @@ NOTED = {
 }
 
 
+@pytest.mark.slow
 def test_ranks_and_engines_reach_their_points(tmp_path: Path) -> None:
     write_task(tmp_path)
     config = GRPO | {

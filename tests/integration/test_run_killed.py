@@ -87,6 +87,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(
     assert_each_step_once(again)
 
 
+@pytest.mark.slow
 def test_a_run_with_one_checkpoint_too_many_and_no_step_left(home: Path, whole: Path) -> None:
     """As one that is killed when it has written its last checkpoint, and before it removes the one
     before."""

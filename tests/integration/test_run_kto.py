@@ -149,6 +149,7 @@ def test_it_is_plain_kto_however_it_is_split(home: Path, plain: Plain, budget: s
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_it_is_plain_kto_on_two_ranks_with_a_reference_that_scored_before(
     home: Path, plain: Plain, shared_ray: tuple[str, ...]
 ) -> None:

@@ -33,6 +33,7 @@ def run_oddly(home: Path, *words: str) -> Outcome:
     return run(home, *words, environment=ODD)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_ranks_and_with_more(
     tmp_path: Path, shared_ray: tuple[str, ...]
 ) -> None:

@@ -196,6 +196,7 @@ def test_bad_pairs_are_named_by_file_line_and_field(home: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_dpo_on_two_ranks_with_prompts_computed_twice_is_dpo_on_one(
     home: Path, shared_ray: tuple[str, ...]
 ) -> None:

@@ -178,6 +178,7 @@ def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Pat
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_critic_with_ranks_of_its_own_learns_the_same(
     home: Path, shared_ray: tuple[str, ...]
 ) -> None:

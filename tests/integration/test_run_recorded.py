@@ -76,7 +76,7 @@ def calls(home: Path, name: str) -> Counter[str]:
     return Counter((home / name).read_text().splitlines())
 
 
-@pytest.mark.parametrize("at", [slow(5), 19, slow(33), 41])
+@pytest.mark.parametrize("at", [slow(5), 19, slow(33), slow(41)])
 def test_nothing_that_ended_is_sampled_or_scored_twice(home: Path, at: int) -> None:
     """Killed by the reward at a call: in the first step, in evaluations, and in the last step."""
     name = f"killed-{at}"
@@ -98,6 +98,7 @@ def test_nothing_that_ended_is_sampled_or_scored_twice(home: Path, at: int) -> N
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_an_episode_that_ended_is_not_played_again_though_its_group_goes_on(tmp_path: Path) -> None:
     write_task(tmp_path)
     (tmp_path / "own_two_turns.py").write_text(ENVIRONMENT)
@@ -118,6 +119,7 @@ def test_an_episode_that_ended_is_not_played_again_though_its_group_goes_on(tmp_
     assert len((tmp_path / "ended").read_text()) == 2 * 2 * 4 + 1
 
 
+@pytest.mark.slow
 def test_other_settings_sample_anew(home: Path) -> None:
     name = "changed"
     words = ("ppo", "ppo.yaml", "--run.directory", name, "--run.save_every", "null")
@@ -144,6 +146,7 @@ def test_a_damaged_file_of_a_step_is_sampled_anew(home: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_an_asynchronous_run_that_is_killed_scores_no_whole_group_twice(tmp_path: Path) -> None:
     """Groups that waited in the buffer are read back, too; the command itself starts it again."""
     write_task(tmp_path)

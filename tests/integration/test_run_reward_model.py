@@ -133,6 +133,7 @@ def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_reward_model_on_ranks_of_its_own_scores_the_same(
     home: Path,
     shared_ray: tuple[str, ...],
@@ -241,6 +242,7 @@ def asked_at(url: str, given: Sequence[Trajectory], **settings: Any) -> list[flo
         return [t.rewards[0].value for t in scorer(given)]
 
 
+@pytest.mark.slow
 def test_reward_models_are_served(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that read the actor's tokens, texts, and steps, beside a rule."""
     load_tokenizer(str(home / "model")).save_pretrained(home / "judge")

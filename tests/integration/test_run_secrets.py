@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
+from choice import slow
 from commands import GRPO, run, write_config, write_task
 
 MARK = "mArKeD"
@@ -58,7 +59,7 @@ def places(directory: Path) -> list[str]:
     return [str(path) for path in files if MARK.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize("refuses_from", [10**9, 20])
+@pytest.mark.parametrize("refuses_from", [10**9, slow(20)])
 def test_they_are_in_no_file_and_no_line(
     tmp_path: Path, port: int, refuses_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def run_with(fault: str, home: Path, job: str, directory: str, *flags: str) -> O
     return run(home, *words, environment=faults, supervised=True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None:
     fault, patience = "controller.train_actor:hang:step=5", ("--cluster.hang_timeout", "6")
     outcome = run_with(fault, home, "sft", "hung", *patience)
@@ -141,6 +142,7 @@ def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None
     assert metrics(home / "hung") == metrics(home / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home: Path) -> None:
     outcome = run_with("rows.read:kill:call=1", home, "sft", "early")
     assert outcome.code == 0, outcome.err
@@ -159,6 +161,7 @@ def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
     assert metrics(home / "rank") == metrics(home / "whole")
 
 
+@pytest.mark.slow
 def test_weights_that_arrive_damaged_cost_an_attempt_and_no_step(home: Path) -> None:
     config = copy.deepcopy(GRPO) | {"run": {"directory": "grpo", "steps": 3, "save_every": 1}}
     config["batch"] = {"prompts": 4, "responses": 2, "micro_batch_tokens": 400}
@@ -185,6 +188,7 @@ def test_a_signal_to_the_command_stops_the_run(home: Path) -> None:
         command.kill_all()
 
 
+@pytest.mark.slow
 def test_a_run_whose_command_is_killed_stops_and_saves(home: Path) -> None:
     words = ("sft", "sft.yaml", "--run.directory", "orphan", "--run.steps", "100000")
     command = Command(home, *words, supervised=True)

@@ -100,6 +100,7 @@ def test_two_engines_get_merged_adapters(cluster: Cluster, route: DecidedRoute) 
         assert 0 < report.bytes <= 2 * (attention + mlp)
 
 
+@pytest.mark.slow
 def test_a_hundred_syncs_of_a_merged_adapter_leave_the_base_as_it_was(tmp_path: Path) -> None:
     """Each is proved. The engine's tensors without an adapter are not even sent."""
     model = write_model(tmp_path)
