@@ -41,6 +41,7 @@ from plimsoll.data.rows import (
     plain_columns,
     prompt_of,
     reference_of,
+    sampled_prompt_of,
     turns_field,
 )
 from plimsoll.data.steps import labels_of, step_parts, step_pieces, steps_of
@@ -256,7 +257,11 @@ def read_prompt(
     environments: Collection[str] = (),
 ) -> Prompt:
     """Return the prompt of a row without its tokens; raise RowProblem if the row is bad."""
-    messages, reference = prompt_of(row, source), reference_of(row, source.reference)
+    messages, reference = sampled_prompt_of(row, source), reference_of(row, source.reference)
+    if environments and messages[-1]["role"] == "assistant":
+        raise RowProblem(
+            turns_field(source), "ends with the assistant's turn, which no environment continues"
+        )
     named, columns = plain_columns(row, source)
     return Prompt(
         index,

@@ -120,6 +120,19 @@ def prompt_of(row: RawRow, source: SourceConfig) -> Messages:
     return _asking_turns(row, source.messages)
 
 
+def sampled_prompt_of(row: RawRow, source: SourceConfig) -> Messages:
+    """Return the prompt that is sampled from: as `prompt_of`, or with a last turn to continue.
+
+    That turn is the assistant's, and has text alone.
+    """
+    column = source.messages or source.prompt
+    if column is not None and isinstance(row.values.get(column), list):
+        messages = turns_of(row, column)
+        if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+            return drop_marks(messages)
+    return prompt_of(row, source)
+
+
 def prompt_turns(row: RawRow, column: str) -> Messages:
     """Return the turns of a column of prompts, after the row's system message if it has one.
 

@@ -122,6 +122,8 @@ class Template:
     def render_prompt(self, messages: Messages) -> tuple[TextPiece, ...]:
         """Return the pieces of a prompt: not learned, and ready for the assistant's turn.
 
+        A last turn of the assistant's is to be continued.
+
         Raises:
             DataError: the template refuses the messages.
         """
@@ -302,7 +304,8 @@ def _plan(draft: Draft) -> RenderRequest | tuple[TextPiece, ...]:
         learned = [i for i, turn in enumerate(turns) if is_learned(turn)]
         beginnings = [cut for i in learned for cut in ((i, True), (i + 1, False))]
         beginnings = [cut for cut in beginnings if cut != (len(turns), False)]  # is the whole
-    asks, variables = kind == "prompt", template.variables
+    asks = kind == "prompt" and turns[-1]["role"] != "assistant"
+    variables = template.variables
     return RenderRequest(template.jinja, turns, asks, variables, beginnings, template.date)
 
 
@@ -319,12 +322,24 @@ def _pieces(draft: Draft, rendering: Rendering | DataError) -> tuple[TextPiece, 
     except (AttributeError, TypeError, ValueError, LookupError) as error:
         raise DataError(f"is refused by the chat template: {error}") from error
     if draft.kind == "prompt":
-        return (TextPiece(text),)
+        return (TextPiece(_until_continued(text, draft.turns[-1])),)
     if draft.kind == "whole":
         return (learn_whole(TextPiece(text)),)
     if GENERATION_MARK.search(template.jinja):
         return (TextPiece(text, tuple(_marked_spans(draft, rendering))),)
     return (TextPiece(text, tuple(_turn_spans(draft, rendering))),)
+
+
+def _until_continued(text: str, last: ChatTurn) -> str:
+    """Return a prompt's text; if its last turn is the assistant's, up to the end of its content."""
+    if last["role"] != "assistant":
+        return text
+    whole = str(last["content"]).lstrip()
+    content = whole if whole in text else whole.rstrip()
+    before, found, _ = text.rpartition(content)
+    if not found:
+        raise DataError("ends with the assistant's turn, and the chat template changes its text")
+    return before + found
 
 
 def _runs(turns: Messages) -> list[tuple[bool, int]]:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from transformers import PreTrainedTokenizerFast as Tokenizer
@@ -19,7 +19,7 @@ from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.pieces import Messages
 from plimsoll.data.report import BadRow, RawRow
-from plimsoll.data.rows import prompt_of
+from plimsoll.data.rows import sampled_prompt_of
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.spec.columns import (
@@ -254,13 +254,37 @@ def test_a_turn_may_call_a_tool_and_say_nothing(
     assert tokenizer.decode(sample.tokens) == f"[{USER['content']}][{json.dumps([call])}]"
 
 
-@pytest.mark.parametrize("last", [ASSISTANT, {"role": "system", "content": "be brief"}])
+CALL = {"function": {"name": "add", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    "last", [{**ASSISTANT, "tool_calls": [CALL]}, {"role": "system", "content": "be brief"}]
+)
 def test_a_prompt_must_end_with_the_user(
-    tokenizer: Tokenizer, tmp_path: Path, last: dict[str, str]
+    tokenizer: Tokenizer, tmp_path: Path, last: dict[str, Any]
 ) -> None:
     data = config(tmp_path, {"turns": [USER, last]}, messages="turns")
     problem = f"is `{last['role']}`, but the last turn of a prompt must be the user's"
     assert bad_prompt(tokenizer, data) == ("turns[1].role", problem)
+
+
+@pytest.mark.parametrize("column", ["messages", "prompt"])
+@pytest.mark.parametrize("start", ["<think>\nIt is", "The answer is "])
+def test_a_prompt_that_ends_with_the_assistants_turn_is_continued(
+    tokenizer: Tokenizer, tmp_path: Path, column: str, start: str
+) -> None:
+    """As transformers does with `continue_final_message`."""
+    turns = [USER, {"role": "assistant", "content": start}]
+    data = config(tmp_path, {"turns": turns}, **{column: "turns"})
+    template = make_template(tokenizer, None, None)
+    prompt = load_prompts(data, source(data), template).items[0]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, continue_final_message=True)
+    assert tokenizer.decode(prompt.tokens) == text and text.rstrip().endswith(start.rstrip())
+    plain = make_template(tokenizer, "none", None)
+    prompt = load_prompts(data, source(data), plain).items[0]
+    assert tokenizer.decode(prompt.tokens) == USER["content"] + start
+    [bad] = load_prompts(data, source(data), template, environments=["game"]).bad_rows
+    assert bad.problem == "ends with the assistant's turn, which no environment continues"
 
 
 @pytest.mark.parametrize(
@@ -480,9 +504,9 @@ def test_each_row_of_prompts_is_parsed_once(
 
     def counting(row: RawRow, source: SourceConfig) -> Messages:
         parsed.append(row.line)
-        return prompt_of(row, source)
+        return sampled_prompt_of(row, source)
 
-    monkeypatch.setattr("plimsoll.data.dataset.prompt_of", counting)
+    monkeypatch.setattr("plimsoll.data.dataset.sampled_prompt_of", counting)
     data = config(tmp_path, {"q": "hi"}, {"q": "ho"}, prompt="q")
     loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
     assert parsed == [1, 2, 3]
