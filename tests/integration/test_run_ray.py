@@ -37,6 +37,7 @@ from vllm_cases import started
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
 from plimsoll.engine.checkpoint import read_weights
+from plimsoll.jobs import JOBS as COMMANDS
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.ledger import read_ledger
@@ -152,7 +153,7 @@ def test_the_final_model_holds_the_trainers_masters(home: Path) -> None:
     saved = load_file(home / "ppo" / "model" / "model.safetensors")
     first = load_file(home / "model" / "model.safetensors")
     assert saved.keys() == first.keys()
-    dtype = getattr(torch, load_spec("ppo", str(home / "ppo.yaml")).actor.model.dtype)
+    dtype = getattr(torch, load_spec(COMMANDS["ppo"], str(home / "ppo.yaml")).actor.model.dtype)
     for name, tensor in saved.items():
         assert tensor.dtype == dtype
         assert torch.equal(tensor.flatten(), masters[f"lm.{name}"].to(dtype))

@@ -180,5 +180,5 @@ def test_special_tokens_end_responses_as_stop_strings(engine: tuple[VllmEngine, 
     for trajectory in stopped:
         text = TOKENIZER.decode(trajectory.response_tokens)
         assert last not in text[:-1] and "<turn>" not in trajectory.response_text
-    ended = [t for t in stopped if TOKENIZER.decode(t.response_tokens).endswith(last)]
-    assert ended and {t.finish_reason for t in ended} == {"stop"}
+    by_string = [t for t in stopped if TOKENIZER.decode(t.response_tokens).endswith(last)]
+    assert by_string and {t.finish_reason for t in by_string} == {"stop"}

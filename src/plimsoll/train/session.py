@@ -22,7 +22,7 @@ import xxhash
 from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
-from plimsoll.config.yaml_tree import read_tree
+from plimsoll.config.yaml_tree import read_tree, value_at
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.engine.worker import UpdateResult, Worker
@@ -384,8 +384,8 @@ def _with_date(spec: RunSpec[Any], directory: RunDirectory) -> RunSpec[Any]:
     if spec.run.resume != "never" and file.is_file():
         with suppress(ConfigError):  # a damaged file is reported when its settings are compared
             tree = read_tree(file.read_text(encoding="utf-8"), str(file)).values
-            kept = (tree.get("data") or {}).get("date")
-    date = kept or datetime.now().isoformat(timespec="seconds")
+            kept = value_at(tree, ("data", "date"))
+    date = str(kept) if kept else datetime.now().isoformat(timespec="seconds")
     data = {"data": spec.data.model_copy(update={"date": date})}
     config, written = (settings.model_copy(update=data) for settings in (spec.config, spec.written))
     return replace(spec, config=config, written=written)

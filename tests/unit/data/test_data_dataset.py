@@ -268,14 +268,14 @@ def test_a_prompt_must_end_with_the_user(
     assert bad_prompt(tokenizer, data) == ("turns[1].role", problem)
 
 
-@pytest.mark.parametrize("column", ["messages", "prompt"])
+@pytest.mark.parametrize("named", [{"messages": "turns"}, {"prompt": "turns"}])
 @pytest.mark.parametrize("start", ["<think>\nIt is", "The answer is "])
 def test_a_prompt_that_ends_with_the_assistants_turn_is_continued(
-    tokenizer: Tokenizer, tmp_path: Path, column: str, start: str
+    tokenizer: Tokenizer, tmp_path: Path, named: dict[str, Any], start: str
 ) -> None:
     """As transformers does with `continue_final_message`."""
     turns = [USER, {"role": "assistant", "content": start}]
-    data = config(tmp_path, {"turns": turns}, **{column: "turns"})
+    data = config(tmp_path, {"turns": turns}, **named)
     template = make_template(tokenizer, None, None)
     prompt = load_prompts(data, source(data), template).items[0]
     text = tokenizer.apply_chat_template(turns, tokenize=False, continue_final_message=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_libraries_that_changed_are_listed() -> None:
 
 def test_the_date_is_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:
     """The run keeps its date. Another one that is given changes the rows, which are compared."""
-    config = {
+    config: dict[str, dict[str, Any]] = {
         "run": {"directory": "run", "steps": 2},
         "data": {"train": {"path": "sums.jsonl", "prompt": "q", "response": "a"}},
         "actor": {"model": {"path": "model"}},

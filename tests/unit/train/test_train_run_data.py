@@ -71,8 +71,9 @@ def dated(date: str | None) -> tuple[str, list[list[int]]]:
     config = config.model_copy(update={"run": config.run.model_copy(update={"resume": "auto"})})
     with open_session(spec_of(config), Planned()) as session:
         data = load_data(session, load_samples)
-        assert session.spec.data.date == session.spec.written.data.date is not None
-        return session.spec.data.date, [sample.tokens.tolist() for sample in data.train]
+        kept = session.spec.data.date
+        assert kept is not None and session.spec.written.data.date == kept
+        return kept, [sample.tokens.tolist() for sample in data.train]
 
 
 def test_the_date_of_a_run_is_the_one_that_it_began_with(
