@@ -262,6 +262,12 @@ def _mark_of(process: psutil.Process) -> str | None:
     return mark
 
 
+def main_lines(out: str) -> list[str]:
+    """What a run printed, without warnings, what it waits for, and the phases of its beginning."""
+    beside = re.compile(r"warning: |waiting for |\w+: \w+ begins$")
+    return [line for line in out.splitlines() if not beside.match(line)]
+
+
 def title(process: psutil.Process) -> str:
     """What a process calls itself, or its command line; nothing of one that has ended."""
     try:

@@ -21,6 +21,7 @@ from commands import (
     Command,
     Outcome,
     column,
+    main_lines,
     metrics,
     run_here,
     title,
@@ -88,9 +89,7 @@ def test_ppo_on_two_ranks_and_two_vllm_engines(home: Path, ppo: Outcome) -> None
     # CPU Adam is tried here where there is no card to relieve, and the run says so.
     assert ppo.err.startswith("warning offload-without-gpu: actor.zero.optimizer_offload")
     assert ppo.err.count("warning") == 1 and "rror" not in ppo.err
-    told = ("warning: ", "waiting for ")  # the second on a busy machine
-    lines = [line for line in ppo.out.splitlines() if not line.startswith(told)]
-    assert [line.split("|")[0].strip() for line in lines[:-2]] == [
+    assert [line.split("|")[0].strip() for line in main_lines(ppo.out)[:-2]] == [
         f"ppo: {STEPS} steps, written to ppo",
         *(f"ppo step {step}/{STEPS}" for step in range(STEPS + 1)),
     ]
