@@ -47,8 +47,8 @@ _METRICS_OF_ALL_JOBS = (
 )
 _INTERVAL = "accuracy_low|accuracy_high"
 _METRICS_OF_A_JOB = {
-    "policy_loss": "policy_loss|entropy|kl(_loss|_clamped|_per_token|_coefficient)?|reward(/.*|_(min|max|std))?|"
-    "response_tokens|finished|truncated|zero_signal|repetition|correction.*|value_.*|"
+    "policy_loss": "policy_loss|entropy|kl(_loss|_clamped|_per_token|_coefficient)?|"
+    "reward(/.*|_(min|max|std))?|response_tokens|finished|truncated|zero_signal|repetition|correction.*|value_.*|"
     "explained_variance|(actor|critic|sync|mismatch|groups)/.*",
     "preference_loss": f"preference_loss|nll|{_INTERVAL}",
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
