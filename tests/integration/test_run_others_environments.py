@@ -121,7 +121,7 @@ def reward_func(environments, **kwargs):
 
 def of_words(environments, prompts, completions, secret, **kwargs) -> list[float]:
     """Of a conversation, as TRL has it: the share of green letters in the last result."""
-    assert prompts[0][0]["role"] == "user" and "log_metric" not in kwargs
+    assert prompts[0][0]["role"] == "user" and "log_metric" in kwargs
     found = []
     for env, completion, word in zip(environments, completions, secret, strict=True):
         assert env.secret == word and completion[0]["role"] == "assistant"
