@@ -25,8 +25,8 @@ Origins = Mapping[Path, str]
 
 _MOST_VALUES = 100_000
 """The most values in one document: a few aliases of aliases could make billions."""
-_MOST_WHOLE = 1e18
-"""Numbers below it fit 64 bits, as those that are written in digits."""
+_MOST_WHOLE = 1e16
+"""Floats from it on are dumped with an exponent, and stay floats."""
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
     r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$"

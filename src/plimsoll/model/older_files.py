@@ -44,6 +44,8 @@ def with_older_model(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _older_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if rope.get("full_attention", {}).get("rope_type") == "proportional":
+        return {}  # Gemma 4: version 4 has no such model, and 5 reads the older keys wrongly
     if "full_attention" in rope and "sliding_attention" in rope:  # as Gemma 3 has them
         local = {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
         return local | _older_rope(rope["full_attention"])
