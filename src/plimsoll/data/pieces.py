@@ -182,6 +182,12 @@ def close_last(pieces: tuple[TextPiece, ...]) -> tuple[TextPiece, ...]:
     return (*pieces[:last_learned], replace(pieces[last_learned], closed=True))
 
 
+def without_end(text: str, end: str | None) -> str:
+    """Return a text that is to be ended without the end that it has already."""
+    stripped = text.rstrip()
+    return stripped.removesuffix(end) if end and stripped.endswith(end) else text
+
+
 def without_tail(text: str, turn: TextSpan, specials: tuple[str, ...]) -> TextSpan:
     """Return a turn's span without the white space after the token that ends the turn.
 

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plimsoll.config.data import DataConfig, template_file
@@ -37,6 +37,7 @@ from plimsoll.data.pieces import (
     learn_whole,
     mark_unlearned,
     with_end,
+    without_end,
     without_tail,
 )
 from plimsoll.data.report import nearest_file
@@ -102,11 +103,10 @@ class Template:
         written = self.special_pattern.findall("".join(piece.text for piece in pieces))
         return frozenset(written if end is None else [*written, end])
 
-    @cached_property
+    @property
     def roles(self) -> Mapping[str, str]:
         """The usual role for each role that the chat template does not name."""
-        names = frozenset(re.findall(r"""['"](\w+)['"]""", self.jinja or ""))
-        return {role: usual for role, usual in USUAL_ROLE.items() if role not in names}
+        return _missing_roles(self.jinja or "")
 
     def with_tools(self, tools: Tools) -> Template:
         """Return the template for conversations that may call these tools.
@@ -188,6 +188,12 @@ class Template:
         return [{"role": "system", "content": self.system}, *messages]
 
 
+@lru_cache(maxsize=16)
+def _missing_roles(jinja: str) -> Mapping[str, str]:
+    names = frozenset(re.findall(r"""['"](\w+)['"]""", jinja))
+    return {role: usual for role, usual in USUAL_ROLE.items() if role not in names}
+
+
 DraftKind = Literal["prompt", "conversation", "whole"]
 """Which method of `Template` renders the turns: `render_prompt`, and so on."""
 
@@ -259,13 +265,13 @@ def _without_ends(template: Template, turns: Messages) -> Messages:
     if template.jinja is None:
         return turns
 
-    def without_end(turn: ChatTurn) -> ChatTurn:
-        text = str(turn.get("content") or "").rstrip()
-        if turn["role"] != "assistant" or not text.endswith(template.specials):
+    def close(turn: ChatTurn) -> ChatTurn:
+        text = str(turn.get("content") or "")
+        if turn["role"] != "assistant" or not text.rstrip().endswith(template.specials):
             return turn
-        return {**turn, "content": text.removesuffix(template.turn_end() or "")}
+        return {**turn, "content": without_end(text, template.turn_end())}
 
-    return [*map(without_end, turns)]
+    return [*map(close, turns)]
 
 
 def has_control_tokens(draft: Draft) -> bool:

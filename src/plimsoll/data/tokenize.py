@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plimsoll.data.pieces import TextPiece, TextSpan
+from plimsoll.data.pieces import TextPiece, TextSpan, without_end
 from plimsoll.errors import ConfigError
 from plimsoll.records import Bools, TokenIds
 
@@ -67,7 +67,7 @@ def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
 def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece]) -> list[Tokenized]:
     end = tokenizer.eos_token
     encoded = tokenizer(
-        [_without_end(piece.text, end) if piece.closed else piece.text for piece in pieces],
+        [without_end(piece.text, end) if piece.closed else piece.text for piece in pieces],
         add_special_tokens=False,  # templates write their own; plain text gets `begin`
         return_offsets_mapping=True,
         return_attention_mask=False,
@@ -76,12 +76,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[TextPiece]) -> 
     )
     encodings = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [_mark(piece, ids, offsets, tokenizer.eos_token_id) for piece, ids, offsets in encodings]
-
-
-def _without_end(text: str, end: str | None) -> str:
-    """Return a text that is to be closed without the end that it has already."""
-    stripped = text.rstrip()
-    return stripped.removesuffix(end) if end and stripped.endswith(end) else text
 
 
 def _mark(piece: TextPiece, ids: list[int], offsets: list[TextSpan], end: int | None) -> Tokenized:

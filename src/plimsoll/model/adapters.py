@@ -291,6 +291,7 @@ def _replace_whole_weights(module: PolicyModel | ValueModel, tensors: dict[str, 
     }
     embedding, head = module.lm.get_input_embeddings(), module.lm.get_output_embeddings()
     base = getattr(embedding, "base_layer", embedding)
+    tokens = len(base.weight)
     tied = head is not None and getattr(head, "weight", None) is base.weight
     for place, tensor in found.items():
         owner, _, leaf = place.rpartition(".")
@@ -302,8 +303,8 @@ def _replace_whole_weights(module: PolicyModel | ValueModel, tensors: dict[str, 
         module.lm.config.tie_word_embeddings = False
     elif tied:
         head.weight = base.weight
-    if head is not None:
-        module.lm.config.vocab_size = len(base.weight)
+    if len(base.weight) != tokens:
+        module.lm.config.get_text_config().vocab_size = len(base.weight)
 
 
 def _check_adapter_config(config: Any, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -45,6 +45,7 @@ def ending(
     return Ending(tuple(sorted(tokens)), strings, shows_special)
 
 
+@lru_cache(maxsize=16)
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     added = tokenizer.added_tokens_decoder.items()
     return {str(token): number for number, token in added if token.special}
@@ -70,7 +71,8 @@ class Decoder:
         before = self._before_stop(tokens, sampling)
         if before is None:
             return self._decode(tokens, special=False)
-        for special in _special_tokens(self.tokenizer):
+        shown = _special_tokens(self.tokenizer) if self.ending(sampling).shows_special else ()
+        for special in shown:
             before = before.replace(special, "")
         return before
 
