@@ -128,7 +128,7 @@ def main() -> int:
                 print(one, flush=True)
                 found.append(one)
     print("\n".join([*summary(found), *compare_losses(found)]))
-    print(f"bfloat16 matrix product here: {matrix_rate() / 1e9:,.0f} GFLOP/s")
+    print(f"{options.dtype} matrix product here: {matrix_rate(options.dtype) / 1e9:,.0f} GFLOP/s")
     return 0
 
 
@@ -332,9 +332,9 @@ def compare_losses(found: Sequence[Found]) -> Iterator[str]:
             )
 
 
-def matrix_rate() -> float:
-    """Floating-point operations a second of a large bfloat16 matrix product."""
-    a = torch.randn(2048, 2048, dtype=torch.bfloat16)
+def matrix_rate(dtype: str) -> float:
+    """Floating-point operations a second of a large matrix product."""
+    a = torch.randn(2048, 2048, dtype=getattr(torch, dtype))
     seconds = []
     for _ in range(10):
         start = time.perf_counter()

@@ -29,21 +29,21 @@ from plimsoll.cluster.dispatch import EpisodeEngines
 from plimsoll.cluster.local import LocalCluster
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rl_loop import train
 from plimsoll.jobs.which import spec_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Trajectory, single_turn
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import open_rewards
 from plimsoll.rl.continuous import Continuous
 from plimsoll.rl.live import Live
 from plimsoll.rl.setup import load_prompt_data
-from plimsoll.rollout.protocol import Ask, EngineSpec, Request
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.sampler.protocol import Ask, EngineSpec, Request
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
+from plimsoll.trainer.worker import Worker
 
 R = TypeVar("R")
 

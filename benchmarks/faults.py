@@ -3,7 +3,7 @@
     python benchmarks/faults.py --directory /tmp/faults --minutes 20    # again, until all are done
 
 Each case is a short run of a tiny model: `local` in one process with transformers, `ray` with two
-ranks and vLLM. Every fault has a run of its own (`plimsoll chaos`), the kinds take turns. A call
+ranks and vLLM. Every fault has a run of its own (disturb.py), the kinds take turns. A call
 goes on where the last one stopped, and prints the tables of all faults so far.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from plimsoll.commands.chaos import TRIALS, ChaosRequest, run_chaos
-from plimsoll.commands.chaos.draw import RANDOM_KINDS
-from plimsoll.commands.chaos.table import TrialRow, differences, summary_text
+from chaos import TRIALS, ChaosRequest, run_chaos
+from chaos.draw import RANDOM_KINDS
+from chaos.table import TrialRow, differences, summary_text
 from plimsoll.commands.demo import prepare
 
 Tree = dict[str, Any]

@@ -18,9 +18,6 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from plimsoll.engine.zero.buffers import layers_left, norm_copies
-from plimsoll.engine.zero.sizes import Counts, ZeroSizes
-from plimsoll.engine.zero.states import zero_states
 from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import known_card
 from plimsoll.memory.contents.overheads import Constants
@@ -29,6 +26,9 @@ from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
 from plimsoll.timeline.items import Allocation, Moment
+from plimsoll.trainer.zero.buffers import BOTH_TABLES, layers_left, norm_copies
+from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
+from plimsoll.trainer.zero.states import zero_states
 
 PEAKS = Path(__file__).with_name("peaks.csv")
 COLUMNS = ("id", "source", "model", "cards", "sequences", "seq_len", "measured_gb", "metric")
@@ -143,7 +143,7 @@ class Row:
             return self.count("layers_at_reduce", self.shape.layers)
         counts, sizes = self.zero
         one = replace(sizes, bucket=sizes.bucket // 2)
-        return layers_left(self.shape, counts.trained, one, bool(self["trained"]))
+        return layers_left(self.shape, counts.trained, one, () if self["trained"] else BOTH_TABLES)
 
     @property
     def at_end(self) -> float:

@@ -30,17 +30,17 @@ import yaml
 
 from plimsoll.commands.planning import constants_of, hardware_of, predict_peaks
 from plimsoll.config.run import JobConfig
-from plimsoll.engine.zero.settings import deepspeed_settings
-from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.page.ledger import Comparison, compare
+from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.readings import Planned
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.trainer.zero.settings import deepspeed_settings
+from plimsoll.trainer.zero.sizes import trained_counts, zero_sizes
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows
 
 

@@ -36,9 +36,10 @@ from typing import Any
 
 import yaml
 
-from plimsoll.commands.planning import plan_job, token_flops
+from plimsoll.commands.planning import plan_job
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.host import thread_wait_settings
+from plimsoll.memory.plan import token_flops
 from plimsoll.run.ledger import memory_use, read_ledger
 
 HERE = Path(__file__).parent

@@ -31,12 +31,12 @@ from typing import Any
 
 import psutil
 import yaml
+from fault_injection.points import POINTS
 
-from plimsoll.commands.chaos.draw import RANDOM_KINDS
-from plimsoll.commands.chaos.trial import read_fired, rest_of_run
+from chaos.draw import RANDOM_KINDS
+from chaos.trial import read_fired, rest_of_run
 from plimsoll.commands.demo import prepare
-from plimsoll.machine.fault_points import POINTS
-from plimsoll.machine.fault_text import DIRECTORY, FAULTS
+from plimsoll.machine.faults import DIRECTORY, FAULTS
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import read_rows
 

@@ -22,12 +22,12 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SyncConfig
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.spec.engine_rules import trainer_rules
+from plimsoll.resolve.engine_rules import trainer_rules
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import ZeroConfig
 
 
 def main() -> None:

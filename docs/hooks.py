@@ -23,8 +23,8 @@ REFERENCE = {
     "algorithm.advantage": "Advantages",
     "algorithm.policy_loss": "Policy losses",
     "algorithm.preference_loss": "Preference losses",
-    "spec.job": "Jobs",
-    "spec.run_spec": "A resolved run",
+    "resolve.job": "Jobs",
+    "resolve.run_spec": "A resolved run",
     "memory.plan": "The plan",
     "errors": "Errors and exit codes",
 }

@@ -10,8 +10,8 @@ from engine_cases import BATCHES, OBJECTIVE, Setting, own_packs, policy_streams,
 from fakecard.control import fail_at
 from ranks import RankProcesses
 
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Abandoned, Worker
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Abandoned, Worker
 
 FAILURES = (5, 25, 60, 90, 120)
 """Numbers of allocations of a step; the step has more."""

@@ -19,17 +19,17 @@ from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.route import ActorRoute
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.channel import Channel, open_inlet, open_outlet
-from plimsoll.engine.checksum import checksums
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import WeightBucket, ship_bucket, split_bytes
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.sleep import HostCopies
 from plimsoll.model.checkpointing import HostBlocks
 from plimsoll.model.sending import keep_on_host, send
 from plimsoll.records import Sample
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.transformers.config import TransformersConfig
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.transformers.config import TransformersConfig
+from plimsoll.trainer.channel import Channel, open_inlet, open_outlet
+from plimsoll.trainer.checksum import checksums
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.weights import WeightBucket, ship_bucket, split_bytes
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.sleep import HostCopies
 
 CARD = torch.device("cuda", 0)
 BUCKET = 100_000

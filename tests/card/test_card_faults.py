@@ -18,13 +18,13 @@ from fakecard.control import catching_races, refusing_waits
 from packed_cases import SMALL, settings_for, write
 from test_model_waits import OBJECTIVES, Plain, micro_batches
 
-from plimsoll.engine import channel, objectives
-from plimsoll.engine.process_group import expand_segments
-from plimsoll.engine.zero import sleep
 from plimsoll.errors import FunctionFailed
 from plimsoll.model import checkpointing, policy, sending
 from plimsoll.model.load import load_policy
 from plimsoll.model.tiny import tiny_config
+from plimsoll.trainer import channel, objectives
+from plimsoll.trainer.process_group import expand_segments
+from plimsoll.trainer.zero import sleep
 
 CARD = torch.device("cuda", 0)
 

@@ -9,7 +9,7 @@ import pytest
 from ranks import RankProcesses
 from zero_cases import Case, train_and_weigh
 
-from plimsoll.engine.worker import UpdateResult
+from plimsoll.trainer.worker import UpdateResult
 
 JOBS = ("sft", "policy", "value", "dpo", "kto", "rm", "prm", "distill")
 

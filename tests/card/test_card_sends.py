@@ -11,10 +11,10 @@ from engine_cases import Setting, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.config.rollout import DecidedRoute
-from plimsoll.engine.channel import Channel, open_inlet, open_outlet
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import gather_bucket, plan_weights, split_bytes, sum_pieces
-from plimsoll.engine.worker import Worker
+from plimsoll.trainer.channel import Channel, open_inlet, open_outlet
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.weights import gather_bucket, plan_weights, split_bytes, sum_pieces
+from plimsoll.trainer.worker import Worker
 
 
 def send_twice(place: Place, model: Path, route: DecidedRoute) -> tuple[int, list[int]]:

@@ -30,6 +30,8 @@ from plimsoll.run.supervised import VARIABLE
 MARK = "PLIMSOLL_TEST_RUN"
 """The environment variable by which all processes of a run are found, whoever their parent is."""
 
+SUPPORT = Path(__file__).parents[1] / "support"
+"""With the package that injects faults."""
 _PATIENCE = 600.0
 _AFTER_ITS_END = 120.0
 """Seconds that anything may take: a bound on hanging, on a machine that others use too."""
@@ -143,7 +145,7 @@ class Command:
                 [sys.executable, "-m", "plimsoll", *words],
                 cwd=home,
                 env=os.environ
-                | {MARK: self.mark, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+                | {MARK: self.mark, "PYTHONPATH": f"{home}:{SUPPORT}", "OMP_NUM_THREADS": "1"}
                 # Titles of Ray's and vLLM's processes are written over their environments, and the
                 # mark with them if it comes early there (setproctitle).
                 | {"SPT_NOENV": "1"}

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.objectives import DistillationObjective
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.records import Sample
+from plimsoll.trainer.objectives import DistillationObjective
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig
 
 TEMPERATURE, SHARE = 2.0, 0.3
 OBJECTIVE = DistillationObjective(Choice(name="reverse_kl"), TEMPERATURE, SHARE)

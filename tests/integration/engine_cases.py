@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
@@ -22,19 +22,19 @@ from plimsoll.config.engine import (
     TrainedRole,
 )
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives import (
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
+from plimsoll.trainer.objectives import (
     NllObjective,
     PolicyObjective,
     PolicyStream,
     ValueObjective,
     ValueStream,
 )
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.engine.zero.settings import zero_settings
-from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
+from plimsoll.trainer.zero.config import ZeroConfig
+from plimsoll.trainer.zero.settings import zero_settings
 
 VOCAB = 320
 SEED = 5
@@ -228,7 +228,7 @@ def train_sft_with_dry_step(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
 ) -> list[UpdateResult]:
     """As `train_sft`, with an engine that does not forget DeepSpeed's dry step."""
-    with patch("plimsoll.engine.zero.engine.forget_dry_step", lambda optimizer: None):
+    with patch("plimsoll.trainer.zero.engine.forget_dry_step", lambda optimizer: None):
         return train_sft(place, model, setting, batches, out)
 
 
@@ -246,7 +246,7 @@ def train_sft_gathering(
     def settings(zero: ZeroConfig, device: Device, ranks: int) -> dict[str, object]:
         return zero_settings(zero, device, ranks) | few
 
-    with patch("plimsoll.engine.zero.settings.zero_settings", settings):
+    with patch("plimsoll.trainer.zero.settings.zero_settings", settings):
         return train_sft(place, model, setting, batches, out)
 
 
@@ -254,6 +254,9 @@ def load_both(place: Place, model: Path, setting: Setting) -> Worker:
     """A rank with an actor and a critic in one process."""
     worker = Worker(place)
     worker.load_policy("actor", setting.role(model), temperature=1.0)
+    if setting.adapter is not None:  # a critic's head is not the language model's
+        adapter = setting.adapter.model_copy(update={"modules_to_save": ()})
+        setting = replace(setting, adapter=adapter)
     worker.load_value("critic", setting.role(model), SEED)
     return worker
 

@@ -46,7 +46,10 @@ from pair_cases import (
 from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.objectives import (
+from plimsoll.jobs.rm_loop import pairs_of
+from plimsoll.records import Floats, Pack
+from plimsoll.resolve.roles import HeadKind
+from plimsoll.trainer.objectives import (
     FeedbackObjective,
     FeedbackStream,
     NllObjective,
@@ -54,12 +57,9 @@ from plimsoll.engine.objectives import (
     RewardObjective,
     ValueObjective,
 )
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.protocol import Objective
-from plimsoll.engine.worker import Worker
-from plimsoll.jobs.rm_loop import pairs_of
-from plimsoll.records import Floats, Pack
-from plimsoll.spec.roles import HeadKind
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.protocol import Objective
+from plimsoll.trainer.worker import Worker
 
 MARGINS = np.array([0, 0.5, 1, 0, 2], dtype=np.float32)
 """How far the chosen response of each pair should be ahead."""

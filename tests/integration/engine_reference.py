@@ -21,8 +21,8 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
-from plimsoll.engine.worker import UpdateResult
 from plimsoll.records import Floats, Sample
+from plimsoll.trainer.worker import UpdateResult
 
 torch.set_num_threads(1)  # the models are too small for more
 

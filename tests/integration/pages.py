@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.machine.guard import Guard
-from plimsoll.machine.listening import bind_socket
+from plimsoll.machine.guard import Guard, bind_socket
 from plimsoll.page.serve import AnswerFunction, make_app
 
 playwright = pytest.importorskip(

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack_pairs
-from plimsoll.engine.objectives import PreferenceObjective
-from plimsoll.engine.process_group import Place
 from plimsoll.records import Pack, Pair, Sample
+from plimsoll.trainer.objectives import PreferenceObjective
+from plimsoll.trainer.process_group import Place
 
 
 def with_prompts(batch: Batch) -> Batch:

@@ -18,8 +18,8 @@ import cpuinfo  # type: ignore[import-untyped]
 from torch import multiprocessing
 
 from plimsoll.config.cluster import Device
-from plimsoll.engine.process_group import Place, leave
 from plimsoll.machine.host import free_port
+from plimsoll.trainer.process_group import Place, leave
 
 P = ParamSpec("P")
 R = TypeVar("R")

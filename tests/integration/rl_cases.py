@@ -14,11 +14,11 @@ from ranks import RankProcesses
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
 
 R = TypeVar("R")
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.data.packing import pack, pack_groups
-from plimsoll.engine.objectives import PolicyStream
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Pack
 from plimsoll.train.update import OptimizerStep, update
+from plimsoll.trainer.objectives import PolicyStream
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
 
 R = TypeVar("R")
 Where = Literal["forward", "backward", "gradient"]

@@ -20,18 +20,18 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.rehearsal import Rehearsal
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import free_port
 from plimsoll.model.disturbance import Disturbance
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, Trajectory, from_packed
-from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.engine import VllmEngine
+from plimsoll.sampler.protocol import EngineSpec, Request
+from plimsoll.sampler.sync import WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.rehearsal import Rehearsal
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

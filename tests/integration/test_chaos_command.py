@@ -1,4 +1,4 @@
-"""`plimsoll chaos`: real runs with real faults, which go on until they end."""
+"""benchmarks/disturb.py: real runs with real faults, which go on until they end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SFT, run_here, write_config, write_task
+from commands import SFT, write_config, write_task
+
+import disturb
 
 
 @pytest.fixture(scope="module")
@@ -19,21 +21,29 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def chaos(home: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]:
-    outcome = run_here(home, "chaos", "sft", "sft.yaml", "--directory", "chaos", *words)
-    lines = (home / "chaos" / "chaos.jsonl").read_text().splitlines()
-    return outcome.code, outcome.out, [json.loads(line) for line in lines]
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def chaos(captured: Captured, *words: str) -> tuple[int, str, list[dict[str, Any]]]:
+    code = disturb.main(["sft", "sft.yaml", "--directory", "chaos", *words])
+    lines = Path("chaos", "chaos.jsonl").read_text().splitlines()
+    return code, captured.readouterr().out, [json.loads(line) for line in lines]
 
 
 @pytest.mark.slow
 def test_killed_and_torn_runs_end_like_the_undisturbed_one_and_the_rest_is_done_later(
-    home: Path,
+    capsys: Captured,
 ) -> None:
     points = "checkpoint.rename,metrics.done,rank.backward"
     common = ("--points", points, "--kinds", "kill,torn", "--seed", "3")
-    code, out, rows = chaos(home, *common, "--faults", "1")
+    code, out, rows = chaos(capsys, *common, "--faults", "1")
     assert code == 0 and len(rows) == 1
-    code, out, rows = chaos(home, *common, "--faults", "2")
+    code, out, rows = chaos(capsys, *common, "--faults", "2")
     assert code == 0 and len(rows) == 2
     assert [row["faults"].split(":")[1] for row in rows] == ["kill", "torn"]
     for row in rows:
@@ -45,16 +55,17 @@ def test_killed_and_torn_runs_end_like_the_undisturbed_one_and_the_rest_is_done_
 
 
 @pytest.mark.slow
-def test_what_cannot_be_disturbed_is_said(home: Path) -> None:
-    words = ("chaos", "sft", "sft.yaml", "--directory", "chaos")
-    unreached = run_here(home, *words, "--points", "engine.request", "--kinds", "kill")
-    assert unreached.code == 2 and "engine.request" in unreached.err
-    unknown = run_here(home, *words, "--kinds", "kill,melt")
-    assert unknown.code == 2 and "'melt'" in unknown.err and "torn" in unknown.err
-    other = run_here(home, *words, "--run.steps", "2")
-    assert other.code == 2 and "`plimsoll sft sft.yaml`" in other.err
-    broken = run_here(home, "chaos", "sft", "nowhere.yaml", "--directory", "other")
-    assert broken.code == 1 and "plimsoll sft nowhere.yaml" in broken.err
-    assert "there is no such config file" in broken.err
-    doubled = run_here(home, *words, "--run.directory", "own")
-    assert doubled.code == 2 and "--run.directory" in doubled.err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sft sft.yaml --points engine.request --kinds kill", "engine.request"),
+        ("sft sft.yaml --kinds kill,melt", "'melt'"),
+        ("sft sft.yaml --run.steps 2", "`plimsoll sft sft.yaml`"),
+        ("sft nowhere.yaml --directory other", "there is no such config file"),
+        ("sft sft.yaml --run.directory own", "--run.directory"),
+    ],
+)
+def test_what_cannot_be_disturbed_is_said(words: str, said: str, capsys: Captured) -> None:
+    given = [] if "--directory" in words else ["--directory", "chaos"]
+    assert disturb.main([*words.split(), *given]) == 2
+    assert said in capsys.readouterr().err

@@ -36,10 +36,10 @@ from safetensors.torch import load_file
 from zero_cases import FORMS
 
 from plimsoll.commands.merge import merge_adapter
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.records import Floats, from_packed
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
+from plimsoll.trainer.zero.config import ZeroConfig
 
 LORA = Setting(ZeroConfig(), adapter=FORMS["lora"])
 ADAPTERS = {
@@ -47,6 +47,7 @@ ADAPTERS = {
     "qlora": replace(LORA, quantization="nf4"),
     "dora": replace(LORA, adapter=FORMS["dora"]),
     "embedding": replace(LORA, adapter=FORMS["embedding"]),
+    "whole": replace(LORA, adapter=FORMS["whole"]),
 }
 ONE = Place(0, 1, 0, "", 0, "cpu", 1)
 

@@ -38,11 +38,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from plimsoll.config.engine import AdapterConfig, EmaConfig
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Floats, from_packed
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
+from plimsoll.trainer.zero.config import ZeroConfig
 
 ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")
 
@@ -176,7 +176,7 @@ def test_transformers_loads_what_was_saved(
 
 def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) -> int:
     """Train in groups of few elements, as those of large models are; return their number."""
-    with patch("plimsoll.engine.zero.optimizer._MOST_IN_8_BITS", 150_000):
+    with patch("plimsoll.trainer.zero.optimizer._MOST_IN_8_BITS", 150_000):
         worker = Worker(place)
         worker.load_policy("actor", setting.role(model), temperature=1.0)
     for batch, rate in zip(BATCHES, RATES, strict=True):

@@ -14,8 +14,8 @@ _OFFLOADED = """
 import torch
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.engine.zero.optimizer import make_optimizer
+from plimsoll.trainer.zero.config import ZeroConfig
+from plimsoll.trainer.zero.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError
 
 zero = ZeroConfig(stage=2, optimizer_offload="cpu")

@@ -14,8 +14,8 @@ from engine_cases import BATCHES, Setting, zero_stage
 from engine_reference import distance, plain_policy, plain_run, saved_weights, worst_error
 from ranks import RankProcesses
 
-from plimsoll.engine.checkpoint import read_weights
 from plimsoll.model.policy import WRAPPER
+from plimsoll.trainer.checkpoint import read_weights
 
 METRICS_BOUND = 1e-5
 WEIGHTS_BOUND = 5e-5

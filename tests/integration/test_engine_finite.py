@@ -16,11 +16,11 @@ from ranks import RankProcesses
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import EmaConfig
-from plimsoll.engine.objectives import PolicyObjective, PolicyStream
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.records import to_packed
+from plimsoll.trainer.objectives import PolicyObjective, PolicyStream
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
 
 
 def step_on_nan(worker: Worker, place: Place) -> UpdateResult:

@@ -30,16 +30,16 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.process_group import Place, join
-from plimsoll.engine.protocol import Engine
-from plimsoll.engine.weights import WeightBucket, WeightPlan, plan_buckets
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
-from plimsoll.engine.zero.engine import ZeroEngine
-from plimsoll.engine.zero.frozen import FrozenZeroEngine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.run.readings import DividedShare
+from plimsoll.trainer.process_group import Place, join
+from plimsoll.trainer.protocol import Engine
+from plimsoll.trainer.weights import WeightBucket, WeightPlan, plan_buckets
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
+from plimsoll.trainer.zero.engine import ZeroEngine
+from plimsoll.trainer.zero.frozen import FrozenZeroEngine
 
 CPU = torch.device("cpu")
 BUCKET = 900_000

@@ -12,11 +12,11 @@ from engine_reference import summed
 from ranks import RankProcesses
 
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.engine.objectives import NllObjective
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import Pack
+from plimsoll.trainer.objectives import NllObjective
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
 
 ADAPTER = AdapterConfig(rank=4, alpha=8)
 

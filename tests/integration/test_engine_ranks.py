@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from ranks import RankFailed, RankProcesses
 
-from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.machine.host import free_port
+from plimsoll.trainer.process_group import Place, join, leave
 
 
 def sum_of_ranks(place: Place, times: int) -> tuple[int, float]:

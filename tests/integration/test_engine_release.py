@@ -12,9 +12,9 @@ from engine_cases import BATCHES, Setting, own_packs, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig
 
 
 def left_behind(

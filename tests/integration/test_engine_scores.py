@@ -31,10 +31,10 @@ from engine_reference import (
 from ranks import RankProcesses
 
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig
 from plimsoll.records import Floats, Pack
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig
 
 TEMPERATURE = 0.7
 SAMPLES = BATCHES[0].samples

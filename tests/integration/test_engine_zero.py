@@ -48,7 +48,7 @@ from zero_cases import (
 )
 
 from plimsoll.config.cluster import RankSleep
-from plimsoll.engine.process_group import Place
+from plimsoll.trainer.process_group import Place
 
 
 @dataclass(frozen=True)

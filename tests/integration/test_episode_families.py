@@ -23,8 +23,6 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
 from plimsoll.environment.play import play
@@ -34,9 +32,11 @@ from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
-from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.sync import prepare_sync, prove
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.sampler.protocol import EngineSpec, Request
+from plimsoll.sampler.sync import prepare_sync, prove
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

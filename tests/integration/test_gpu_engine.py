@@ -45,15 +45,15 @@ from safetensors.torch import load_file
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import AdapterConfig, FrozenRole
 from plimsoll.config.model import DecidedDtype
-from plimsoll.engine.memory import explain_shortage, read_card
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
-from plimsoll.engine.zero.engine import ZeroEngine
-from plimsoll.engine.zero.sleep import buckets_of, states_of
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Floats
 from plimsoll.run.readings import CardReading
+from plimsoll.trainer.memory import explain_shortage, read_card
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
+from plimsoll.trainer.zero.engine import ZeroEngine
+from plimsoll.trainer.zero.sleep import buckets_of, states_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ from ranks import RankProcesses
 from shortage_cases import Survived, train_through
 from test_engine_shortage import ROUNDING, distance
 
-from plimsoll.engine.process_group import Place
+from plimsoll.trainer.process_group import Place
 
 pytestmark = [
     pytest.mark.gpu,

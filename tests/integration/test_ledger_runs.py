@@ -81,7 +81,7 @@ def test_the_ledger_of_sft_is_complete(home: Path, sft: Outcome) -> None:
         phases[step] += ["eval", "save"]
     assert keys(rows) == expected(phases, ["local", "node 0"])
     check_sane(rows)
-    assert re.search(r"\| memory local 0\.\d+ of 0\.\d+ GB \|", sft.out)
+    assert re.search(r"\| memory local 0\.\d+ GB \(plan 0\.\d+\) \|", sft.out)
 
 
 def test_a_resumed_run_has_each_row_once(home: Path, sft: Outcome) -> None:

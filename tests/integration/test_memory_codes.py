@@ -11,11 +11,11 @@ from ranks import RankProcesses
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import ZeroConfig
-from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import ZeroConfig
+from plimsoll.trainer.zero.settings import zero_settings
 from traced_bytes import LiveBytes
 
 _NOTHING_STAYS = {
@@ -40,7 +40,7 @@ def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
         quantization="nf4",
     )
     worker = Worker(place)
-    with patch("plimsoll.engine.zero.settings.zero_settings", settings):
+    with patch("plimsoll.trainer.zero.settings.zero_settings", settings):
         worker.load_policy("actor", setting.role(model), temperature=1.0)
     lm = worker._policy("actor").lm
     held: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from decided import decided_model
 from traced_roles import TraceForm, trace_form
 
 from plimsoll.config.engine import AdapterConfig
+from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.known_models import read_fields
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.spec.roles import HeadKind
 
 WITHIN = 0.05
 WORK = MicroBatch(tokens=1024, sequences=2, longest=512, loss_tokens=32)
@@ -130,6 +131,24 @@ def test_training_a_value_function(path: str, checkpointed: bool) -> None:
 def test_training_an_adapter(path: str, checkpointed: bool | str) -> None:
     found = trace_form(_with_adapter(path, gradient_checkpointing=checkpointed), WORK)
     assert found.traced.gradients < found.traced.weights / 50
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("path", "checkpointed", "whole"),
+    [
+        ("meta-llama/Llama-2-7b-hf", True, ("embed_tokens", "lm_head")),
+        ("Qwen/Qwen2.5-0.5B", "selective", ("embed_tokens",)),
+        slow("meta-llama/Llama-2-7b-hf", False, ("lm_head",)),
+    ],
+)
+def test_training_modules_whole_beside_an_adapter(
+    path: str, checkpointed: bool | str, whole: tuple[str, ...]
+) -> None:
+    form = _with_adapter(path, gradient_checkpointing=checkpointed)
+    assert form.adapter is not None
+    adapter = form.adapter.model_copy(update={"modules_to_save": whole})
+    found = trace_form(replace(form, adapter=adapter), WORK)
     assert abs(found.error) < WITHIN, found
 
 

@@ -19,12 +19,12 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.sync import prove, sync_weights
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.engine import VllmEngine
-from plimsoll.rollout.vllm.sampler import vllm_sampler
+from plimsoll.sampler.price import Sampler
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.sync import prove, sync_weights
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.sampler.vllm.sampler import vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.engine

@@ -31,8 +31,8 @@ from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig, OwnNodes
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError, NodesMissing, PlimsollError
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.vllm.config import VllmConfig
 
 pytestmark = pytest.mark.engine
 

@@ -63,7 +63,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         assert process.stdout is not None
         assert (
             process.stdout.readline()
-            == f"Authorization: Bearer ${TOKEN}  (asked of every caller)\n"
+            == f"Header of every caller: Authorization, with Bearer and: ${TOKEN}\n"
         )
         return process.stdout.readline().removeprefix("POST ").strip()
 

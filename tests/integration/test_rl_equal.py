@@ -24,7 +24,6 @@ from rl_reference import PlainRole, distance, plain_rl
 import plimsoll.algorithm.advantage
 import plimsoll.algorithm.correction
 import plimsoll.algorithm.policy_loss
-from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rl_loop import train_actor
 from plimsoll.records import Floats
 from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
@@ -32,6 +31,7 @@ from plimsoll.rl.critic import train_critic
 from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
 from plimsoll.train.loading import load_role
+from plimsoll.trainer.worker import Worker
 
 METRICS_BOUND = 2e-5
 """Relative to max(1, the value)."""
@@ -118,7 +118,7 @@ def train(ranks: RankProcesses, case: Case, model: Path, other: Path, out: Path)
         load_role(cluster, spec, name)
     batch = pack_batch(trajectories(), spec, case.ranks, case.ranks, step=1)
     scores = score(batch, spec, cluster)
-    found = estimate_advantages(batch, scores, spec, KL, GREEDY)
+    found = estimate_advantages(batch, scores, spec.config.algorithm, KL, GREEDY)
     state = RunState(0, 0, 0, 0, KL, 0.0)
     metrics = {"actor": train_actor(batch, scores, found.advantages_L, spec, cluster, state)}
     if scores.values_L is not None:

@@ -18,12 +18,12 @@ from commands import PPO, SFT, Outcome, metrics, run, run_here, wait_for, write_
 from safetensors import safe_open
 from test_run_full_disk import files_of_at_most
 
-from plimsoll.engine import checkpoint
-from plimsoll.engine.checkpoint import CheckpointFile
 from plimsoll.errors import PlimsollError
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.manifest import SavedFile, find_damage
 from plimsoll.train.update import update
+from plimsoll.trainer import checkpoint
+from plimsoll.trainer.checkpoint import CheckpointFile
 
 Write = Callable[[Iterable[CheckpointFile], Path], tuple[SavedFile, ...]]
 
@@ -106,7 +106,7 @@ def slow_writes(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], None])
         before(directory)
         return checkpoint.write_files(files, directory)
 
-    monkeypatch.setattr("plimsoll.engine.worker.write_files", write)
+    monkeypatch.setattr("plimsoll.trainer.worker.write_files", write)
 
 
 def steps_done(run: Path) -> int:
@@ -217,7 +217,7 @@ def test_files_that_only_ranks_see_are_no_checkpoint(
         (directory / written[-1].name).unlink()
         return written
 
-    monkeypatch.setattr("plimsoll.engine.worker.write_files", write)
+    monkeypatch.setattr("plimsoll.trainer.worker.write_files", write)
     directory = f"unseen-{len(flags)}"
     ended = run_here(home, "sft", "sft.yaml", "--run.directory", directory, *flags)
     assert ended.code == 1 and "Traceback" not in ended.err

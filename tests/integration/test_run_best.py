@@ -18,9 +18,9 @@ from plimsoll.commands.planning import plan_run
 from plimsoll.commands.run import run
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
+from plimsoll.resolve.load import load_spec
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
-from plimsoll.spec.load import load_spec
 
 BEST = {"min_delta": 100.0, "patience": 3}
 """No evaluation can be better than the first by so much, so that step 2 is the best."""

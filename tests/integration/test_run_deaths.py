@@ -35,12 +35,12 @@ from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
 from plimsoll.records import Prompt
 from plimsoll.reward.source import event_loop
-from plimsoll.rollout.protocol import EngineSpec, Request, RolloutEngine
-from plimsoll.rollout.transformers.config import TransformersConfig
+from plimsoll.sampler.protocol import EngineSpec, Request, RolloutEngine
+from plimsoll.sampler.transformers.config import TransformersConfig
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

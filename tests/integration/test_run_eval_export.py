@@ -152,9 +152,7 @@ def test_answers_are_sampled_judged_and_kept(home: Path) -> None:
     assert found["reward"] == pytest.approx(sum(a["reward"] for a in answers) / len(answers))
 
 
-def test_a_run_with_an_adapter_is_exported_and_measured(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_an_adapter_is_exported_and_measured(home: Path) -> None:
     config = copy.deepcopy(SFT)
     config["run"] = {"directory": "lora", "steps": 2}
     config["actor"]["adapter"] = {"rank": 4, "alpha": 8.0}
@@ -178,9 +176,10 @@ def test_a_run_with_an_adapter_is_exported_and_measured(
     for name, tensor in narrow.items():
         assert torch.equal(tensor, ours[name].bfloat16())
 
-    assert main(["eval", "lora"]) == 2
-    assert "lora --merge --to" in capsys.readouterr().err
     measured = evaluated(home, "lora", "--model", "merged")["loss"]
+    alone = evaluated(home, "lora")
+    assert alone["loss"] == measured and alone["model"] == "lora/model"
+    assert not [*(home / "lora").glob(".merged-*")]
     over_4_bits = ("--actor.model.quantization", "nf4")
     assert measured == evaluated(home, "lora", "--model", "merged", *over_4_bits)["loss"]
 

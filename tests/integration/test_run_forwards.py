@@ -16,7 +16,7 @@ from test_run_reward import prm_config, rm_config
 from plimsoll.jobs import JOBS
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import Pack
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 ROWS = 24
 """Many times what a step of these runs has."""

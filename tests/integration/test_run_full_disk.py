@@ -14,8 +14,8 @@ from commands import SFT, cut_off, metrics, run_here, write_config, write_task
 
 from plimsoll.commands.planning import plan_run, summarize_plan
 from plimsoll.jobs import JOBS
+from plimsoll.resolve.load import load_spec
 from plimsoll.run.files import directory_bytes
-from plimsoll.spec.load import load_spec
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,14 @@
-"""Tasks of reasoning-gym and environments of verifiers, trained on in real runs."""
+"""Tasks of reasoning-gym, trained on in real runs."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 from commands import GRPO, column, cut_off, metrics, run_here, write_config, write_task
-from verifiers_cases import TASKSETS, needs_verifiers
 
 from plimsoll.data.generated import INSTALL, LIBRARY
 from plimsoll.records import Trajectory
@@ -29,11 +27,8 @@ needs_gym = pytest.mark.skipif(
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path) -> Path:
     write_task(tmp_path)
-    for name, text in TASKSETS.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return tmp_path
 
 
@@ -82,61 +77,3 @@ def test_a_task_of_reasoning_gym_is_learned_and_gone_on_with(home: Path) -> None
     assert column(metrics(home / "again"), "actor/loss") == column(
         metrics(home / "gym"), "actor/loss"
     )
-
-
-@needs_verifiers
-def test_an_environment_of_verifiers_is_learned(home: Path) -> None:
-    """Two turns each; the better, the more of the second one is the answer."""
-    words = ("talk", "--out", "tasks.jsonl", "--taskset.most", "5")
-    written = run_here(home, "verifiers-tasks", *words)
-    assert written.code == 0 and written.out.startswith("4 tasks of talk"), written.err
-    rows = [json.loads(line) for line in (home / "tasks.jsonl").read_text().splitlines()]
-    assert rows[0] == {
-        "task": {"idx": 0, "prompt": "1+1=", "answer": "2"},
-        "messages": [{"role": "user", "content": "1+1="}],
-    }
-    config = BASE | {
-        "run": run_of("talk"),
-        "data": {
-            "train": {"path": "tasks.jsonl", "messages": "messages"},
-            **{"chat_template": "none", "max_tokens": 16},
-        },
-        "environments": {
-            "talk": {
-                **{"name": "verifiers:talk", "options": {"again": 1}},
-                **{"max_turns": 3, "max_tokens": 40, "tool_format": "none"},
-            }
-        },
-    }
-    write_config(home, "talk", config)
-    outcome = run_here(home, "grpo", "talk.yaml")
-    assert outcome.code == 0, outcome.err
-    rewards = column(metrics(home / "talk"), "reward")
-    assert len(rewards) == STEPS and fmean(rewards[-5:]) > 2 * fmean(rewards[:3])
-    assert max(column(metrics(home / "talk"), "mismatch/abs")) < 1e-4
-    for one in trajectories(home / "talk"):
-        spoken = [turn for turn in one.turns if turn.role == "assistant"]
-        assert len(spoken) == one.figures["turns"] == one.figures["replies"]
-        assert all(set(one.loss_mask[t.begin : t.end]) == {True} for t in spoken)
-        last = spoken[-1].text.removesuffix("<end>").strip()
-        assert one.reward == pytest.approx(last.count("2") / max(1, len(last)))
-
-
-@needs_verifiers
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        ({"agent": {"max_turn": 1}}, 2, "environments.sums: verifiers cannot open 'sums': agent."),
-        ({}, 1, "need a column task"),
-    ],
-)
-def test_what_cannot_be_played_is_told(
-    home: Path, options: dict[str, Any], code: int, said: str
-) -> None:
-    config = BASE | {
-        "run": run_of("wrong"),
-        "environments": {"sums": {"name": "verifiers:sums", "options": options, "retries": 0}},
-    }
-    write_config(home, "wrong", config)
-    outcome = run_here(home, "grpo", "wrong.yaml")
-    assert outcome.code == code and said in outcome.err, outcome.err

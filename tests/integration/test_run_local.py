@@ -34,17 +34,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.data.packing import pack
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import WeightBucket
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS as COMMANDS
 from plimsoll.records import Floats, Sample, from_packed
+from plimsoll.resolve.load import load_spec
 from plimsoll.run.directory import open_run
 from plimsoll.run.files import is_temporary
 from plimsoll.run.health import RANGES
 from plimsoll.run.state import RunState
-from plimsoll.spec.load import load_spec
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.weights import WeightBucket
+from plimsoll.trainer.worker import Worker
 
 HELD_OUT = [(f"3+{b}=", f" #### {3 + b}") for b in (1, 2, 3, 4)]
 JOBS: dict[str, dict[str, Any]] = {"sft": SFT, "ppo": PPO}

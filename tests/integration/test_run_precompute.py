@@ -16,8 +16,8 @@ from kto_cases import PAIRS, PRECOMPUTE, STEPS, train_here, write_labelled
 
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.records import Floats
+from plimsoll.resolve.roles import RoleName
 from plimsoll.run.stored_logprobs import read_logprobs
-from plimsoll.spec.roles import RoleName
 from plimsoll.train.update import Packs, log_probs
 
 

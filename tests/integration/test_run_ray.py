@@ -37,12 +37,12 @@ from vllm_cases import started
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
-from plimsoll.engine.checkpoint import read_weights
 from plimsoll.jobs import JOBS as COMMANDS
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.resolve.load import load_spec
 from plimsoll.run.ledger import read_ledger
-from plimsoll.spec.load import load_spec
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.trainer.checkpoint import read_weights
 
 pytestmark = pytest.mark.engine
 
@@ -113,7 +113,7 @@ def test_what_listens_is_in_the_table_of_security_and_on_loopback(home: Path) ->
         found.setdefault(match[1] if match else process, set()).add(address)
     assert set().union(*found.values()) == {"127.0.0.1"}, found
     named = {name for name in found if not re.match("IDLE|python", name)}  # Ray's, at their start
-    others = {"watch", "plan --open", "serve-reward", "player.py"}  # they have tests of their own
+    others = {"watch", "plan --open", "serve-reward"}  # they have tests of their own
     assert named == listed - others
 
 

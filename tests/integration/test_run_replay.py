@@ -183,3 +183,13 @@ def test_a_tokenizer_that_reads_other_text_is_refused(home: Path) -> None:
     done = run_here(home, "ppo", "config.yaml", *flags, *own)
     assert done.code == 2
     assert re.search(r"\btokenizer of\s+other-tokens\b", done.err)
+
+
+@pytest.mark.parametrize("step", [1, STEPS])
+def test_a_bundle_of_a_step_is_computed_again_without_the_model(home: Path, step: int) -> None:
+    """Advantages and returns of a critic, with the KL in the reward."""
+    file = f"step-{step}.zip"
+    assert run_here(home, "rollouts", "recorded", "--step", str(step), "--bundle", file).code == 0
+    checked = run_here(home, "check-bundle", file)
+    assert checked.code == 0, checked.err
+    assert re.search(r"returns: (\S+) of \1 tokens equal", checked.out), checked.out

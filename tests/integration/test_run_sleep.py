@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from plimsoll.config.cluster import RankSleep
-from plimsoll.engine.zero.engine import ZeroEngine
-from plimsoll.engine.zero.frozen import FrozenZeroEngine
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Request
-from plimsoll.rollout.transformers.engine import TransformersEngine
+from plimsoll.sampler.protocol import Request
+from plimsoll.sampler.transformers.engine import TransformersEngine
+from plimsoll.trainer.zero.engine import ZeroEngine
+from plimsoll.trainer.zero.frozen import FrozenZeroEngine
 
 STEPS = 2
 

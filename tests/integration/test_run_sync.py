@@ -22,11 +22,6 @@ from plimsoll.commands.arithmetic import ALPHABET, make_tokenizer
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives import NllObjective
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.rehearsal import Rehearsal
-from plimsoll.engine.weights import WeightBucket
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import free_port
 from plimsoll.model.disturbance import Disturbance, Scaled
@@ -41,10 +36,15 @@ from plimsoll.records import (
     Trajectory,
     from_packed,
 )
-from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.engine import VllmEngine
+from plimsoll.sampler.protocol import EngineSpec, Request
+from plimsoll.sampler.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.trainer.objectives import NllObjective
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.rehearsal import Rehearsal
+from plimsoll.trainer.weights import WeightBucket
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

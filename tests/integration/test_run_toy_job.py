@@ -18,11 +18,11 @@ from plimsoll.config.run import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig
-from plimsoll.spec.job import both
-from plimsoll.spec.columns import sft_source
-from plimsoll.spec.job import Evaluation, Job
-from plimsoll.spec.roles import learner
-from plimsoll.spec.workload import sequences_of
+from plimsoll.resolve.job import both
+from plimsoll.resolve.columns import sft_source
+from plimsoll.resolve.job import Evaluation, Job
+from plimsoll.resolve.roles import learner
+from plimsoll.resolve.workload import sequences_of
 
 
 class ParrotConfig(JobConfig):
@@ -54,7 +54,7 @@ from functools import partial
 
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives import NllObjective
+from plimsoll.trainer.objectives import NllObjective
 from plimsoll.records import BatchCounts
 from plimsoll.train.from_data import learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plimsoll.cli import main
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.engine import environment
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.vllm.engine import environment
 
 ROUNDING = 1e-4
 """Nats: what two orders of the same float32 sums differ by."""

@@ -20,14 +20,14 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
-from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.transformers.generate import Recorder
-from plimsoll.rollout.vllm.config import ArgumentValue, VllmConfig
-from plimsoll.rollout.vllm.engine import VllmEngine
-from plimsoll.rollout.vllm.rules import FIXED, OWNED, check_arguments
-from plimsoll.rollout.vllm.sampler import VllmSampler, vllm_sampler
-from plimsoll.rollout.vllm.stages import stages_of
+from plimsoll.sampler.price import Sampler
+from plimsoll.sampler.protocol import EngineSpec, Request
+from plimsoll.sampler.transformers.generate import Recorder
+from plimsoll.sampler.vllm.config import ArgumentValue, VllmConfig
+from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.sampler.vllm.rules import FIXED, OWNED, check_arguments
+from plimsoll.sampler.vllm.sampler import VllmSampler, vllm_sampler
+from plimsoll.sampler.vllm.stages import stages_of
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.engine

@@ -13,10 +13,10 @@ from test_sync_routes import BUCKET, PROBE, role_of, rollout_of, train, write_mo
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.route import ActorRoute
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import EngineDied
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.transformers.config import TransformersConfig
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.transformers.config import TransformersConfig
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

@@ -16,7 +16,8 @@ from buckets import CPU
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from plimsoll.engine.channel import (
+from plimsoll.errors import WeightSyncError
+from plimsoll.trainer.channel import (
     CardInlet,
     CardOutlet,
     Channel,
@@ -30,8 +31,7 @@ from plimsoll.engine.channel import (
     open_inlet,
     open_outlet,
 )
-from plimsoll.engine.weights import WeightBucket, ship_bucket, split_bytes, sum_pieces
-from plimsoll.errors import WeightSyncError
+from plimsoll.trainer.weights import WeightBucket, ship_bucket, split_bytes, sum_pieces
 
 LARGEST = 64
 ROUNDS = 5

@@ -29,13 +29,13 @@ from vllm_cases import started
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
 from plimsoll.machine.host import free_port
 from plimsoll.model.tiny import Family, tiny_config
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.shapes.families import FAMILIES
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

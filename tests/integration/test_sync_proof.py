@@ -25,20 +25,20 @@ from vllm_cases import started
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SyncConfig
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.weights import WeightBucket
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import free_port
 from plimsoll.model.disturbance import Disturbance
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Ints
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.sync import WeightSync, prepare_sync, sync_weights
-from plimsoll.rollout.transformers.config import TransformersConfig
-from plimsoll.rollout.transformers.engine import TransformersEngine
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.engine import VllmEngine
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.sync import WeightSync, prepare_sync, sync_weights
+from plimsoll.sampler.transformers.config import TransformersConfig
+from plimsoll.sampler.transformers.engine import TransformersEngine
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.weights import WeightBucket
+from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 

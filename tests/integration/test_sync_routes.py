@@ -21,17 +21,17 @@ from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.engines import RolloutEngineConfig
 from plimsoll.config.rollout import DecidedRoute, RolloutConfig, SyncConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives import NllObjective
-from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import BatchCounts, Ints, Sample
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.transformers.config import TransformersConfig
-from plimsoll.rollout.transformers.engine import TransformersEngine
-from plimsoll.rollout.vllm.config import VllmConfig
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.sync import WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.sampler.transformers.config import TransformersConfig
+from plimsoll.sampler.transformers.engine import TransformersEngine
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.trainer.objectives import NllObjective
+from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.config import ZeroConfig
 
 RNG = np.random.default_rng(0)
 PROBE: list[Ints] = [RNG.integers(0, 15, 24) for _ in range(4)]

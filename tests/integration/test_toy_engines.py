@@ -18,8 +18,8 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).parent / "toy_engines"
 LINES = {
-    '("plimsoll.engine.zero",)': '("plimsoll.engine.zero", "plimsoll.engine.plain")',
-    '("plimsoll.rollout.vllm", ': '("plimsoll.rollout.parrot", "plimsoll.rollout.vllm", ',
+    '("plimsoll.trainer.zero",)': '("plimsoll.trainer.zero", "plimsoll.trainer.plain")',
+    '("plimsoll.sampler.vllm", ': '("plimsoll.sampler.parrot", "plimsoll.sampler.vllm", ',
 }
 """The line of each, as it is and with the new engine."""
 LENGTH = "def length(trajectory) -> float: return float(len(trajectory.response_tokens))\n"

@@ -10,7 +10,7 @@ from plimsoll.environment.tool_calls import read_reply
 from plimsoll.errors import ConfigError
 from plimsoll.model.tiny import train_tokenizer
 from plimsoll.records import ExtractCalls
-from plimsoll.rollout.protocol import calls_by_engine
+from plimsoll.sampler.protocol import calls_by_engine
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm.engine import VllmEngine, environment
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.sampler.vllm.engine import VllmEngine, environment
 
 
 @contextmanager

@@ -21,16 +21,16 @@ from torch import Tensor, UntypedStorage
 
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import AdapterConfig, EmaConfig, FrozenRole
-from plimsoll.engine.checksum import hash_bytes
-from plimsoll.engine.price import RoleWork, trainer_price
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import UpdateResult, Worker
-from plimsoll.engine.zero.config import FrozenZeroConfig
-from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.model.price.form import trained_parameters
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.tensors import Life
+from plimsoll.trainer.checksum import hash_bytes
+from plimsoll.trainer.price import RoleWork, trainer_price
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig
+from plimsoll.trainer.zero.engine import ZeroEngine
 from traced_bytes import LiveBytes
 
 Offload = Literal["none", "optimizer", "weights", "both"]
@@ -49,6 +49,9 @@ FORMS: Mapping[str, AdapterConfig | None] = {
     "dora": AdapterConfig(rank=4, alpha=8.0, dora=True),
     "dora nf4": AdapterConfig(rank=4, alpha=8.0, dora=True),
     "embedding": AdapterConfig(rank=4, alpha=8.0, targets=("embed_tokens", "v_proj")),
+    "whole": AdapterConfig(
+        rank=4, alpha=8.0, targets=("v_proj",), modules_to_save=("embed_tokens", "lm_head")
+    ),
 }
 """What is trained: all weights, or an adapter; its base is in 4 bits where that is in the name."""
 BUDGETS: Mapping[Split, int] = {"many": 39, "one": 100_000, "sparse": 39}
@@ -231,6 +234,7 @@ ALONE = (
     Case("sft", "dora", 3, ranks=2),
     Case("sft", "dora nf4", 2),
     Case("sft", "embedding", 3, ranks=2, base="untied"),
+    Case("sft", "whole", 2, ranks=2, base="untied"),
 )
 """Values that no pair needs."""
 

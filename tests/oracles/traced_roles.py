@@ -34,10 +34,10 @@ from plimsoll.model.price.activations import activation_items
 from plimsoll.model.price.form import activation_form
 from plimsoll.model.token_logprobs import Entropy, Imitation
 from plimsoll.model.value import ValueModel
+from plimsoll.resolve.roles import HeadKind, RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.shapes.known_models import read_fields, read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
-from plimsoll.spec.roles import HeadKind, RoleName
-from plimsoll.spec.run_spec import RunSpec
 from traced_bytes import Traced, trace
 
 _HEAD_ROWS = 256  # the head works row by row; more of them would only make the trace longer

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plimsoll.engine.channel import HostInlet, HostOutlet
-from plimsoll.engine.weights import WeightBucket, WeightPlan, ship_bucket, split_bytes
-from plimsoll.engine.worker import Worker
+from plimsoll.trainer.channel import HostInlet, HostOutlet
+from plimsoll.trainer.weights import WeightBucket, WeightPlan, ship_bucket, split_bytes
+from plimsoll.trainer.worker import Worker
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.spec.engine_rules import trainer_rules
+from plimsoll.resolve.engine_rules import trainer_rules
 
 
 def decided_model(path: str, **settings: Any) -> ModelConfig:

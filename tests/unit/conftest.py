@@ -13,8 +13,8 @@ from huggingface_hub import constants
 
 from plimsoll.machine import local_host
 from plimsoll.machine.hardware import parse_cluster
+from plimsoll.resolve import decisions
 from plimsoll.shapes import hub as looking
-from plimsoll.spec import decisions
 
 
 class Hub(BaseHTTPRequestHandler):

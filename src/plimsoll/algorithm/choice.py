@@ -36,7 +36,7 @@ from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.errors import ConfigError, PlimsollError, failure
-from plimsoll.spec.choices import AdvantageNeed, advantage_needs, needs_reference, needs_sampler
+from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_reference, needs_sampler
 
 Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]
@@ -48,7 +48,8 @@ _METRICS_OF_ALL_JOBS = (
 _INTERVAL = "accuracy_low|accuracy_high"
 _METRICS_OF_A_JOB = {
     "policy_loss": "policy_loss|entropy|kl(_loss|_clamped|_per_token|_coefficient)?|"
-    "reward(/.*|_(min|max|std))?|response_tokens|finished|truncated|zero_signal|repetition|correction.*|value_.*|"
+    "reward(/.*|_(min|max|std|length_correlation|share/.*))?|response_tokens|finished|truncated|"
+    "zero_signal|repetition|correction.*|value_.*|teacher_divergence|nll|"
     "explained_variance|(actor|critic|sync|mismatch|groups)/.*",
     "preference_loss": f"preference_loss|nll|{_INTERVAL}",
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",

@@ -16,14 +16,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import EntryPoints, entry_points
 from io import TextIOWrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli import first, tools
-from plimsoll.cli.convert import convert_from
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.config.files import nearest, usable_paths
@@ -37,7 +37,7 @@ from plimsoll.run.output import open_missing, safe_streams, say
 from plimsoll.run.supervised import VARIABLE
 
 if TYPE_CHECKING:
-    from plimsoll.spec.job import Job
+    from plimsoll.resolve.job import Job
 
 _INTERRUPTED = 130
 _READER_GONE = 141  # the code that shells expect after SIGPIPE
@@ -59,15 +59,14 @@ Plimsoll: RLHF that knows its load line.
   plimsoll watch RUN...             a live page of runs: curves, samples, memory
   plimsoll report RUN               predicted and measured memory, and curves
   plimsoll rollouts RUN             what was sampled, group by group
+  plimsoll check-bundle FILE        a step of a run, computed again elsewhere
+  plimsoll explain-gap CONFIG       why engines and trainer disagree, by trying
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
-  plimsoll chaos JOB CONFIG.yaml    faults on purpose: does a run survive them?
   plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
   plimsoll from-trl, from-verl      the same of TRL's and verl's commands
   plimsoll completion SHELL         completion of keys and options by Tab
   plimsoll setup-vllm               install vLLM's build for this machine
-  plimsoll setup-verifiers          a home for verifiers and its environments
-  plimsoll verifiers-tasks NAME     their tasks as data
 
   --dry-run    print the resolved config, what would run where, and the plan;
                start nothing
@@ -112,6 +111,7 @@ def _is_run(words: Sequence[str]) -> bool:
         bool(words)
         and words[0] not in {*_TOOLS, "complete"}
         and not only_prints.intersection(words)
+        and words[0] not in _added_commands().names
     )
 
 
@@ -131,7 +131,7 @@ def _describe_error(
 
 def _prepare(words: list[str], debug: bool) -> None:
     open_missing()
-    if words and words[0] not in _LIGHT and not words[0].startswith("-"):
+    if words and not words[0].startswith("-") and not _is_light(words[0]):
         restart_with_jemalloc()
         _leave_launcher()
         os.environ.update(thread_wait_settings() | card_order())
@@ -141,6 +141,14 @@ def _prepare(words: list[str], debug: bool) -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # show characters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.excepthook = partial(_show_unexpected, debug=debug)
+
+
+def _is_light(command: str) -> bool:
+    """Return whether a command trains and samples nothing, as no command of other packages does.
+
+    Those are looked up last: it takes 0.1 s.
+    """
+    return command in _LIGHT or command in _added_commands().names
 
 
 def _leave_launcher() -> None:
@@ -171,15 +179,16 @@ def _dispatch(words: list[str]) -> None:
         _TOOLS[words[0]](words[1:])
     elif words[0] in _jobs():
         run_job(words[0], words[1:])
+    elif words[0] in (added := _added_commands()).names:
+        added[words[0]].load()(words[1:])
     elif hint := hint_about(words[0]):
         raise ConfigError(hint)
     else:
         commands = _commands()
         what = "option" if words[0].startswith("-") else "command"
         near = nearest(words[0], [*commands, "--help", "--version"])
-        raise ConfigError(
-            f"There is no {what} {words[0]!r}.{near} Commands: {', '.join(commands)}."
-        )
+        known = "`plimsoll --help` lists them." if near else f"Commands: {', '.join(commands)}."
+        raise ConfigError(f"There is no {what} {words[0]!r}.{near} {known}")
 
 
 def _jobs() -> Mapping[str, Job[Any]]:
@@ -189,7 +198,15 @@ def _jobs() -> Mapping[str, Job[Any]]:
 
 
 def _commands() -> list[str]:
-    return list(dict.fromkeys(["demo", "init", *_jobs(), *_TOOLS]))
+    return list(
+        dict.fromkeys(["demo", "init", *_jobs(), *_TOOLS, *sorted(_added_commands().names)])
+    )
+
+
+@cache
+def _added_commands() -> EntryPoints:
+    """Return the commands of other packages, such as the converters of `plimsoll_convert`."""
+    return entry_points(group="plimsoll.commands")
 
 
 def _options(command: str) -> list[str]:
@@ -207,24 +224,22 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "plan": tools.plan,
     "report": tools.report,
     "rollouts": tools.rollouts,
+    "check-bundle": tools.check_bundle,
+    "explain-gap": tools.explain_gap,
     "calibrate": tools.calibrate,
     "doctor": tools.doctor,
     "merge": tools.merge,
     "export": tools.export,
     "serve-reward": tools.serve_reward,
     "try-reward": tools.try_reward,
-    **{f"from-{name}": partial(convert_from, name) for name in ("openrlhf", "trl", "verl")},
     "setup-vllm": first.setup_vllm,
-    "setup-verifiers": first.setup_verifiers,
-    "verifiers-tasks": first.verifiers_tasks,
     "watch": tools.watch,
-    "chaos": tools.chaos,
     "completion": first.completion,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "chaos", "try-reward"),
-    *("from-openrlhf", "from-trl", "from-verl", "init", "completion", "complete"),
-    *("setup-vllm", "setup-verifiers", "verifiers-tasks", "demo"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "try-reward"),
+    *("init", "completion", "complete"),
+    *("setup-vllm", "demo", "check-bundle"),
 }
 """Commands that train and sample nothing in their process: they need no restart with jemalloc."""
 

@@ -17,8 +17,8 @@ from plimsoll.run.output import say
 
 if TYPE_CHECKING:
     from plimsoll.memory.weigh import Plan
-    from plimsoll.spec.job import Job
-    from plimsoll.spec.run_spec import RunSpec
+    from plimsoll.resolve.job import Job
+    from plimsoll.resolve.run_spec import RunSpec
 
 
 def run_job(name: str, words: list[str]) -> None:
@@ -38,8 +38,8 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     The plan is a text if the run cannot be planned.
     """
     from plimsoll.config.flags import split_flags
-    from plimsoll.jobs.which import other_job_hint
-    from plimsoll.spec.load import read_spec
+    from plimsoll.jobs.which import meant_job, other_job_hint
+    from plimsoll.resolve.load import read_spec
 
     rest, flags = split_flags(words)
     options = _job_options(job, rest)
@@ -47,10 +47,11 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
         show(_job_help(job, options.help))
         return None
     flags += flags_of({"--replay": (REPLAY_FLAG, options.replay)}, flags)
+    typed, job = job.name, meant_job(job.name, options.config, flags)
     try:
         spec, origins = read_spec(job, options.config, flags)
     except ConfigError as error:
-        raise ConfigError(f"{error}{other_job_hint(job.name, options.config)}") from error
+        raise ConfigError(f"{error}{other_job_hint(typed, options.config)}") from error
 
     from plimsoll.commands.preflight import check_inputs, check_rows
     from plimsoll.run.supervised import tell_of_run

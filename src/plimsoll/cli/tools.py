@@ -1,7 +1,7 @@
 """The commands about plans, runs, models and the machine.
 
 They are demo, plan, eval, export, report, rollouts, calibrate, doctor, merge, serve-reward,
-try-reward, watch and chaos.
+try-reward and watch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
 from plimsoll.errors import ConfigError, DoesNotFit
 
 if TYPE_CHECKING:
-    from plimsoll.spec.run_spec import RunSpec
+    from plimsoll.resolve.run_spec import RunSpec
 
 
 def demo(words: list[str]) -> None:
@@ -237,14 +237,69 @@ def rollouts(words: list[str]) -> None:
     parser.add_argument(
         "--bad", action="store_true", help="steps left out because a number was not finite"
     )
+    parser.add_argument(
+        "--bundle",
+        type=expanduser,
+        metavar="FILE",
+        help="write all that the step computed with into one file, for `plimsoll check-bundle`",
+    )
     options = vars(parser.parse_args(words))
     options["trusted"] = options.pop("trust_run")
+    if bundle := options.pop("bundle"):
+        from plimsoll.commands.bundle import write_bundle
+
+        show(write_bundle(Path(options["run"]), options["step"], Path(bundle)))
+        return
 
     from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
     from plimsoll.run.console import terminal_of
 
     path = Path(options.pop("run"))
-    show(show_rollouts(path, RolloutQuery(**options), terminal_of(sys.stdout)))
+    terminal = terminal_of(sys.stdout)
+    show(show_rollouts(path, RolloutQuery(**options), None if terminal is None else terminal.width))
+
+
+def explain_gap(words: list[str]) -> None:
+    """Run `plimsoll explain-gap` with these words."""
+    parser = Parser(
+        "explain-gap",
+        usage="plimsoll explain-gap CONFIG.yaml [--section.key VALUE ...]",
+        description="Find out why the engines' log-probs are not the trainer's: loads the actor "
+        "and the engines of a config, compares them on the first prompts and on sampled answers, "
+        "and does it again with one setting changed at a time (dtype, attention, prefix cache, "
+        "...). Trains nothing.",
+        epilog="Example: plimsoll explain-gap grpo.yaml --actor.model.path runs/grpo/model",
+    )
+    parser.add_argument("config", help="a config of plimsoll rl")
+    options, flags = parser.parse_with_flags(words)
+
+    from plimsoll.commands.explain_gap import explain_gap
+    from plimsoll.run.output import tell
+
+    show(explain_gap(options.config, flags, tell))
+
+
+def check_bundle(words: list[str]) -> None:
+    """Run `plimsoll check-bundle` with these words."""
+    parser = Parser(
+        "check-bundle",
+        description="Compute the rewards' sums, advantages, returns and the policy loss of a "
+        "bundle again, without the model, and compare them with those of the run. Ends with code "
+        "1 if they differ.",
+        epilog="Example: plimsoll rollouts runs/grpo --step 12 --bundle step-12.zip; "
+        "plimsoll check-bundle step-12.zip",
+    )
+    parser.add_argument("bundle", metavar="FILE", help="what `plimsoll rollouts --bundle` wrote")
+    _add_trust(parser)
+    options = parser.parse_args(words)
+
+    from plimsoll.commands.bundle import check_bundle
+    from plimsoll.errors import PlimsollError
+
+    checked = check_bundle(Path(options.bundle), trusted=options.trust_run)
+    show(checked.text())
+    if checked.wrong:
+        raise PlimsollError("computed again, not equal:\n" + "\n".join(checked.wrong))
 
 
 def calibrate(words: list[str]) -> None:
@@ -307,7 +362,9 @@ def merge(words: list[str]) -> None:
     parser.add_argument("adapter", help="the adapter's directory, such as runs/NAME/model")
     parser.add_argument("--out", type=expanduser, required=True, help="the directory to write")
     parser.add_argument("--base", help="the model to merge into; default: as the adapter says")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float32"], help="of the weights; default: the base's"
+    )
     parser.add_argument(
         "--quantization",
         choices=["none", "nf4"],
@@ -436,7 +493,7 @@ def serve_reward(words: list[str]) -> None:
     options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.serve_reward import choose_rewards, serve
-    from plimsoll.machine.listening import require_server
+    from plimsoll.machine.guard import require_server
 
     require_server()
     serve(choose_rewards(options.config, flags, options.reward), options.host, options.port)
@@ -447,21 +504,36 @@ def try_reward(words: list[str]) -> None:
     parser = Parser(
         "try-reward",
         usage="plimsoll try-reward CONFIG.yaml [--section.key VALUE ...] [options]",
-        description="Call the rewards of a config on the first rows, before any model is loaded. "
-        "Each row gets three responses: its reference, the reference of another row, and no text. "
+        description="Call the rewards of a config before any model is loaded: on the first rows, "
+        "each with three responses (its reference, the reference of another row, and no text), or "
+        "on what a step of an earlier run sampled, beside the rewards that it gave. "
         "Ends with code 1 if a reward failed.",
-        epilog="Example: plimsoll try-reward grpo.yaml --rewards.mine.name rewards.py:mine",
+        epilog="Example: plimsoll try-reward grpo.yaml --rewards.mine.name rewards.py:mine "
+        "--run runs/grpo --step 12",
     )
     parser.add_argument("config", help="a config of plimsoll rl")
-    parser.add_argument("--rows", type=int, default=4, help="of data.train (%(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=4,
+        help="of data.train; with --run the responses to show, most changed first (%(default)s)",
+    )
+    parser.add_argument("--run", type=expanduser, help="the run.directory of an earlier run")
+    parser.add_argument("--step", type=int, help="a step of --run (default: the last)")
     options, flags = parser.parse_with_flags(words)
     if options.rows < 1:
         parser.error(f"--rows is {options.rows}, and at least 1 row is needed")
+    if options.step is not None and options.run is None:
+        parser.error("--step is a step of a run: give --run RUN, too")
 
-    from plimsoll.commands.try_reward import try_rewards
+    from plimsoll.commands.try_reward import score_again, try_rewards
     from plimsoll.errors import PlimsollError
 
-    tried = try_rewards(options.config, flags, options.rows)
+    tried = (
+        try_rewards(options.config, flags, options.rows)
+        if options.run is None
+        else score_again(options.config, flags, Path(options.run), options.step, options.rows)
+    )
     show(tried.text())
     if tried.failures:
         raise PlimsollError("\n".join(tried.failures))
@@ -496,59 +568,3 @@ def watch(words: list[str]) -> None:
     runs = [Path(expanduser(run)) for run in options.runs]
     token_file = None if options.token_file is None else Path(options.token_file)
     serve(runs, options.host, options.port, token_file)
-
-
-def chaos(words: list[str]) -> None:
-    """Run `plimsoll chaos` with these words."""
-    parser = Parser(
-        "chaos",
-        usage="plimsoll chaos JOB CONFIG.yaml [--section.key VALUE ...] [options]",
-        description="Run a job again and again with random faults in its processes, and say "
-        "whether each run ended right, how long it took to recover, and what differs from an "
-        "undisturbed run, which comes first. Goes on where it stopped. Ends with code 1 if a run "
-        "did not end right.",
-    )
-    parser.add_argument("job", metavar="JOB", help="such as grpo")
-    parser.add_argument("config", help="a config of the job; short runs are enough")
-    parser.add_argument("--faults", type=int, default=10, help="in all (%(default)s)")
-    parser.add_argument("--at-once", type=int, default=1, help="in each run (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults (%(default)s)")
-    parser.add_argument("--kinds", metavar="KIND,...", help="default: all, one after another")
-    parser.add_argument("--points", metavar="POINT,...", help="default: all that the run reaches")
-    parser.add_argument(
-        "--directory", type=expanduser, default="chaos", help="for the runs (%(default)s)"
-    )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="without a new step, after which a run is ended (%(default)s)",
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the runs that ended right, too")
-    options, flags = parser.parse_with_flags(words)
-
-    from plimsoll.commands.chaos import ChaosRequest, run_chaos
-    from plimsoll.commands.chaos.draw import RANDOM_KINDS
-    from plimsoll.commands.chaos.table import summary_text, table_text
-    from plimsoll.errors import PlimsollError
-
-    request = ChaosRequest(
-        [options.job, options.config, *flags],
-        Path(options.directory),
-        options.faults,
-        options.at_once,
-        options.seed,
-        options.kinds.split(",") if options.kinds else RANDOM_KINDS,
-        options.points.split(",") if options.points else (),
-        options.patience,
-        options.keep,
-    )
-    rows = run_chaos(request, show)
-    show(f"\n{table_text(rows)}\n\n{summary_text(rows)}")
-    wrong = [str(row["number"]) for row in rows if row["code"] != 0]
-    if wrong:
-        raise PlimsollError(
-            f"{len(wrong)} of {len(rows)} runs did not end right: {', '.join(wrong)}. What they "
-            f"wrote is in {options.directory}/faults-NUMBER/output.txt."
-        )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Request
+from plimsoll.sampler.protocol import Request
 
 
 @dataclass(frozen=True)

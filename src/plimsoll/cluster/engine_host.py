@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from plimsoll.cluster.exit_reason import start_error
-from plimsoll.engine.memory import explain_shortage
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.faults import fault_point
-from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build
+from plimsoll.sampler.protocol import EngineSpec, RolloutEngine, rollout_build
+from plimsoll.trainer.memory import explain_shortage
 
 
 class EngineHost:

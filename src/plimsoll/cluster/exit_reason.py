@@ -13,10 +13,10 @@ from typing import Literal
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
-from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec, rollout_build
+from plimsoll.resolve.engine_rules import rollout_engines, rollout_rules
 from plimsoll.run.counting import gigabytes
 from plimsoll.run.output import LONGEST_LINE, matches_from_the_end
-from plimsoll.spec.engine_rules import rollout_engines, rollout_rules
+from plimsoll.sampler.protocol import ENGINE_ENDED, EngineSpec, rollout_build
 
 SILENT = "its process ended without a word: it was killed, or it crashed"
 """The reason in the message if nothing more is known of a death."""

@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.cluster import Device
-from plimsoll.engine.memory import explain_shortage
-from plimsoll.engine.process_group import Place
-from plimsoll.engine.worker import Worker
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory, Sighting, read_node
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Ask, EngineSpec, Request, rollout_build
 from plimsoll.run.readings import Reading
+from plimsoll.sampler.protocol import Ask, EngineSpec, Request, rollout_build
+from plimsoll.trainer.memory import explain_shortage
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import Worker
 
 R = TypeVar("R")
 

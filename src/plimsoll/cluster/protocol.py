@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Ask, Request
+from plimsoll.resolve.roles import RoleName, role_kind
 from plimsoll.run.readings import Reading
-from plimsoll.spec.roles import RoleName, role_kind
+from plimsoll.sampler.protocol import Ask, Request
 
 R = TypeVar("R")
 

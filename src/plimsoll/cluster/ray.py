@@ -46,19 +46,19 @@ from plimsoll.cluster.ray_members import (
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended, take_errors
 from plimsoll.cluster.shortages import Shortages
-from plimsoll.cluster.start_times import start_kind, telling_of_start, times_path, write_time
+from plimsoll.cluster.slow_start import naming_slow_starts
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
-from plimsoll.engine.process_group import Place
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
 from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Ask, EngineSpec, Request
 from plimsoll.run.counting import plural
 from plimsoll.run.displays import write_lines_to
 from plimsoll.run.readings import Reading
+from plimsoll.sampler.protocol import Ask, EngineSpec, Request
+from plimsoll.trainer.process_group import Place
 
 R = TypeVar("R")
 
@@ -199,7 +199,6 @@ class RayCluster:
         nodes = wait_for_nodes(config, len(specs))
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
         places = find_places(config, _claims(config, () if shared else specs), device, nodes)
-        begin = time.monotonic()  # what others' cards were waited for is not of the start
         ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
@@ -227,11 +226,10 @@ class RayCluster:
             for member, spec in zip(self._engines, specs, strict=True)
         }
         if shared:  # vLLM counts as its own what the ranks put on its card while it measures
-            self._wait_for_start(starting, specs, patience)
+            self._wait_for_start(starting, patience)
             starting = {}
         starting |= {m.actor.start.remote(done): m for m, done in prepared.items()}
-        results = self._wait_for_start(starting, specs, patience)
-        write_time(times_path(), start_kind(specs), time.monotonic() - begin)
+        results = self._wait_for_start(starting, patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
         self._hangs.add((*self._ranks, *self._engines))
@@ -274,15 +272,13 @@ class RayCluster:
         self._hangs.add(started)
         return [member.name for member in dead]
 
-    def _wait_for_start(
-        self, starting: Mapping[Any, Member], specs: Sequence[EngineSpec], patience: float
-    ) -> list[Any]:
+    def _wait_for_start(self, starting: Mapping[Any, Member], patience: float) -> list[Any]:
         late, results = dict(starting), dict[Any, Any]()
 
         def names() -> list[str]:
             return sorted({member.role for member in [*late.values()]})
 
-        with telling_of_start(start_kind(specs), names, write_lines_to(sys.stdout)):
+        with naming_slow_starts(names, write_lines_to(sys.stdout)):
             results.update(self._as_done("start", late, timeout=patience))
         return [results[reference] for reference in starting]
 

@@ -23,8 +23,8 @@ from plimsoll.machine.nvidia import visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
 
 if TYPE_CHECKING:
-    from plimsoll.engine.process_group import Place
-    from plimsoll.rollout.protocol import EngineSpec
+    from plimsoll.sampler.protocol import EngineSpec
+    from plimsoll.trainer.process_group import Place
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class RankActor:
 
     def prepare(self) -> None:
         """Import what training needs."""
-        import plimsoll.engine.worker  # noqa: F401
+        import plimsoll.trainer.worker  # noqa: F401
 
     def start(self, place: Place) -> None:
         """Make the worker, which joins the process group of all ranks."""
-        from plimsoll.engine.worker import Worker
+        from plimsoll.trainer.worker import Worker
 
         name_process("rank", place.rank)
         self._call = ""

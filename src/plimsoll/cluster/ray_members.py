@@ -37,8 +37,8 @@ from plimsoll.machine.faults import fault_settings
 from plimsoll.machine.heap import preload_settings
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
-from plimsoll.rollout.protocol import EngineSpec, rollout_build
 from plimsoll.run.output import tell
+from plimsoll.sampler.protocol import EngineSpec, rollout_build
 
 R = TypeVar("R")
 

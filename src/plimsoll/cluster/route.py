@@ -10,14 +10,14 @@ import numpy as np
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.channel import Channel
-from plimsoll.engine.rehearsal import Rehearsal
-from plimsoll.engine.weights import WeightPlan
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import EngineDied, WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance
 from plimsoll.records import Floats, Ints, Prompt, Sample, Trajectory, from_packed
-from plimsoll.rollout.protocol import Request, RolloutEngine
+from plimsoll.sampler.protocol import Request, RolloutEngine
+from plimsoll.trainer.channel import Channel
+from plimsoll.trainer.rehearsal import Rehearsal
+from plimsoll.trainer.weights import WeightPlan
+from plimsoll.trainer.worker import Worker
 
 _RECEIVE: Callable[..., int] = RolloutEngine.receive  # type: ignore[assignment]
 _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[assignment]
@@ -155,7 +155,7 @@ class AdapterRoute:
         self.engine_answers = actor.engine_answers
 
     def rehearsals(self) -> tuple[Rehearsal, ...]:
-        """Return (): the engines' own weights stay, and a new adapter changes nothing."""
+        """Return (): the engines' own weights stay."""
         return ()
 
     def renew(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from plimsoll.data.packing import split_packs
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Pack
-from plimsoll.spec.roles import RoleName
+from plimsoll.resolve.roles import RoleName
 
 
 @dataclass(frozen=True)

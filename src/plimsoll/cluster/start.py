@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.cluster import ClusterConfig, Device, device_of
-from plimsoll.engine.process_group import check_device
 from plimsoll.machine.host import most_busy_processes, usable_cores
-from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.sampler.protocol import EngineSpec
+from plimsoll.trainer.process_group import check_device
 
 
 def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster:

@@ -23,11 +23,11 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.page.ledger import Comparison, compare
-from plimsoll.rollout.price import rollout_price
+from plimsoll.resolve.engine_rules import every_engine
 from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
-from plimsoll.spec.engine_rules import every_engine
+from plimsoll.sampler.price import rollout_price
 
 _RANKS = (*(f"{name} " for name in RANK_NAMES.values()), "local")
 _PACKAGES = ("torch", "transformers", "ray")

@@ -13,7 +13,7 @@ from typing import Any
 from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import named_job
-from plimsoll.spec.job import Job
+from plimsoll.resolve.job import Job
 
 SCRIPTS: Mapping[str, str] = {
     "bash": """\

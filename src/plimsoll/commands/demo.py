@@ -35,12 +35,12 @@ from plimsoll.page.answers import freeze_replies
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.progress import seconds
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
+from plimsoll.resolve.load import load_spec
+from plimsoll.resolve.rules.machine import local_host_rules, missing_needs
 from plimsoll.run.console import standard_terminal
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.json_lines import read_rows
-from plimsoll.spec.load import load_spec
-from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
 DIGITS = 2
 TRAINING_PROBLEMS = 3500

@@ -10,14 +10,17 @@ Sampled answers and the calibration of scores are written next to the numbers.
 from __future__ import annotations
 
 import time
-from tempfile import TemporaryFile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from plimsoll.commands.found_models import FoundModel, comparison_role
+from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.step_report import figures
-from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.tokenizers import check_tokenizers
 
 
@@ -28,14 +31,15 @@ def run_eval(model: FoundModel) -> str:
     no held-out rows; PlimsollError if the directory cannot be written to.
     """
     path, directory = model.path, model.directory
-    measured = _with_model(model.spec, path)
-    compared = comparison_role(measured)
-    check_tokenizers(measured.actor.model, [] if compared is None else [compared])
     with explaining_errors(directory):  # checked before hours of work
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=directory).close()  # it may exist and not be writable
     start = time.monotonic()
-    metrics = measured.job.load_loop().measure(measured, directory)
+    with _whole_model(model) as whole:
+        measured = _with_model(model.spec, whole)
+        compared = comparison_role(measured)
+        check_tokenizers(measured.actor.model, [] if compared is None else [compared])
+        metrics = measured.job.load_loop().measure(measured, directory)
     results = {"model": path, **metrics, "seconds": time.monotonic() - start}
     write_whole(directory / "eval.json", document(results))
     values = [
@@ -43,6 +47,26 @@ def run_eval(model: FoundModel) -> str:
         for name, figure in figures(metrics).items()
     ]
     return "\n".join([path, *values, f"written to {directory / 'eval.json'}"])
+
+
+@contextmanager
+def _whole_model(model: FoundModel) -> Iterator[str]:
+    """Yield the path of a model; an adapter is merged into its base for as long as the block lasts.
+
+    The merged model is beside the results, where the run's other processes find it, too.
+    """
+    if not model.adapter:
+        yield model.path
+        return
+    from plimsoll.commands.merge import merge_adapter
+
+    of = model.spec.actor.model
+    read = {name: getattr(of, name) for name in ("quantization", "double_quantization")}
+    read |= {"dtype": of.dtype, "trust_remote_code": of.trust_remote_code}
+    with TemporaryDirectory(dir=model.directory, prefix=".merged-") as folder:
+        merged = Path(folder, "model")
+        merge_adapter(Path(model.path), merged, None, **read)
+        yield str(merged)
 
 
 def _with_model(spec: RunSpec[Any], path: str) -> RunSpec[Any]:

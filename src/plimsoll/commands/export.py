@@ -21,13 +21,13 @@ from plimsoll.commands.merge import load_plain, write_plain
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import Dtype
 from plimsoll.data.template import given_template
-from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import add_adapter, save_adapter
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.policy import PolicyModel, companions
 from plimsoll.model.value import ValueModel
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.trainer.checkpoint import read_weights
 
 
 def export_checkpoint(

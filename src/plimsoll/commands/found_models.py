@@ -12,16 +12,16 @@ from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.config.flags import parse_flags
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.load import read_tree_of
-from plimsoll.config.problems import Problem, refuse
+from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.yaml_tree import value_at
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
+from plimsoll.resolve.engine_rules import check_engine_model
+from plimsoll.resolve.model_files import check_head, check_model, has_tokenizer
+from plimsoll.resolve.roles import Role
+from plimsoll.resolve.rules.machine import missing_for_processes
+from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.run.directory import RunDirectory
-from plimsoll.spec.engine_rules import check_engine_model
-from plimsoll.spec.model_files import check_head, check_model, has_tokenizer
-from plimsoll.spec.roles import Role
-from plimsoll.spec.rules.machine import missing_for_processes
-from plimsoll.spec.run_spec import RunSpec, resolve_changed
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,12 @@ class FoundModel:
     """A model to evaluate, and the spec whose job evaluates it."""
 
     path: str
-    """Path or name of the model."""
+    """Path or name of the model, or the path of an adapter."""
     spec: RunSpec[Any]
     directory: Path
     """The directory to which the results are written."""
+    adapter: bool = False
+    """Whether the model is an adapter alone, beside which its base is needed."""
 
 
 def refuse_existing(option: str, path: Path) -> None:
@@ -104,31 +106,54 @@ def find_model(
         trusted: Whether the config of a run.directory may name code.
 
     Raises the errors of `load_run`, and ConfigError if there is no such config, run or model, if
-    the model is an adapter alone or has another head than the job needs, if the comparison model is
-    missing, or if Ray or vLLM cannot run here.
+    the model or an adapter's base has another head than the job needs or is missing, if the
+    comparison model is missing, or if Ray or vLLM cannot run here.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
     run = Path(source) if Path(source).is_dir() else None
     spec = load_any(source, flags) if run is None else _spec_of(RunDirectory(run), flags, trusted)
     path = model or (spec.actor.model.path if run is None else _final_model(run))
-    if is_adapter(Path(path)):
-        raise ConfigError(
-            f"{path} is an adapter alone. Merge it first, with `plimsoll merge {path} --out "
-            f"DIRECTORY` or `plimsoll export {source} --merge --to DIRECTORY`, and give the result "
-            f"with --model."
-        )
-    named = "--model" if model or run else "actor.model.path"
-    refuse(_measuring_problems(spec, named, path))
-    return FoundModel(path, spec, Path(out) if out else run or Path(spec.run.directory))
+    named, directory = "--model" if model or run else "actor.model.path", Path(out or run or "")
+    directory = directory if out or run else Path(spec.run.directory)
+    if not is_adapter(Path(path)):
+        refuse(_measuring_problems(spec, named, path))
+        return FoundModel(path, spec, directory)
+    refuse(_adapter_problems(spec, named, Path(path)))
+    return FoundModel(path, spec, directory, adapter=True)
+
+
+def _adapter_problems(spec: RunSpec[Any], key: str, path: Path) -> Iterator[Problem]:
+    """Yield problems of an adapter to measure, of its base, and of the rest as for a model."""
+    base, scores = _base_of(path), _measures_scores(spec)
+    if base is None:
+        why = "The adapter does not name its base."
+        yield invalid(key, show(str(path)), why, "what `plimsoll merge --base BASE` makes of it")
+        return
+    yield from check_model(f"the base of {key}", base, tokenizer=not has_tokenizer(str(path)))
+    if scores != (_of_adapter(path, "task_type") == "SEQ_CLS"):
+        why = f"It is an adapter of a {'language' if scores else 'reward'} model."
+        kind = "reward" if scores else "language"
+        yield invalid(key, show(str(path)), why, f"an adapter of a {kind} model")
+    yield from check_engine_model(spec, f"the base of {key}", base)
+    yield from _beside_the_model(spec)
 
 
 def _measuring_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     """Yield problems of the model of `key`, its comparison model, the eval data and the machine."""
     yield from check_model(key, path, tokenizer=True)
-    actor = spec.roles.get("actor")  # in `plimsoll sample` only engines have it
-    yield from check_head(key, path, scores=actor is not None and actor.head == "value")
+    yield from check_head(key, path, scores=_measures_scores(spec))
     yield from check_engine_model(spec, key, path)
+    yield from _beside_the_model(spec)
+
+
+def _measures_scores(spec: RunSpec[Any]) -> bool:
+    actor = spec.roles.get("actor")  # in `plimsoll sample` only engines have it
+    return actor is not None and actor.head == "value"
+
+
+def _beside_the_model(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of the comparison model, the eval data and the machine."""
     compared = comparison_role(spec)
     if compared is not None:
         yield from check_model(f"{compared.key}.model.path", compared.model.path, tokenizer=False)
@@ -203,9 +228,13 @@ def refuse_no_adapter(directory: Path, base: str | None) -> None:
 
 def _base_of(adapter: Path) -> str | None:
     """Return the name of the base in an adapter's config, or None if it cannot be read."""
+    return _of_adapter(adapter, "base_model_name_or_path")
+
+
+def _of_adapter(adapter: Path, key: str) -> str | None:
     try:
         config = parse_json((adapter / ADAPTER_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-    return named if isinstance(named, str) else None
+    value = config.get(key) if isinstance(config, dict) else None
+    return value if isinstance(value, str) else None

@@ -36,13 +36,13 @@ from plimsoll.config.load import MODEL, leaves
 from plimsoll.config.problems import refuse, show
 from plimsoll.config.yaml_tree import Tree, write_tree
 from plimsoll.errors import ConfigError, DoesNotFit
+from plimsoll.resolve.engine_rules import engine_for
+from plimsoll.resolve.job import Job
+from plimsoll.resolve.load import spec_of
+from plimsoll.resolve.model_files import check_missing, check_model, lacks_template
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import plural
 from plimsoll.shapes.known_models import known_models
-from plimsoll.spec.engine_rules import engine_for
-from plimsoll.spec.job import Job
-from plimsoll.spec.load import spec_of
-from plimsoll.spec.model_files import check_missing, check_model, lacks_template
-from plimsoll.spec.run_spec import RunSpec
 
 Dotted = dict[str, object]
 """Values by dotted key."""
@@ -118,6 +118,7 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     remarks = [f"{key} is the column {column!r}" for key, column in columns.items()]
     remarks += _remarks(request, rows, columns, values, tokens)
     remarks += [] if reward is None else [str(reward)]
+    remarks += _slow_on_cpu(spec, values)
     try:
         fitting = fit_values(spec, values)
     except ConfigError as error:
@@ -138,6 +139,17 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     if changes := list(_changes(fitting, new_values)):
         remarks += [f"adapters learn at {_TIMES_OF_ADAPTER} times the rate:", *changes]
     return NewConfig(_text(job, new_values), tuple(remarks))
+
+
+def _slow_on_cpu(spec: RunSpec[Any], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a remark if a CPU is to sample: what fits in memory may take days."""
+    if spec.sampling is None or spec.cluster.device != "cpu":
+        return
+    batch = values["batch"]
+    longest = max(spec.sampling.longest_responses.values())
+    tokens = batch["prompts"] * batch["responses"] * longest
+    short = "--run.steps 1 --batch.prompts 2 --batch.responses 2"
+    yield f"a step samples up to {tokens:,} tokens, for which a CPU may need hours: try {short}"
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

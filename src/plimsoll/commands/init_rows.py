@@ -16,12 +16,12 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.data.report import BadRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
+from plimsoll.resolve.job import Job
 from plimsoll.reward import code, exact_match
 from plimsoll.reward.math_form import reference_answer
 from plimsoll.run.counting import plural
 from plimsoll.run.files import write_whole
 from plimsoll.run.numbers import strict_json
-from plimsoll.spec.job import Job
 
 DataRow = Mapping[str, Any]
 

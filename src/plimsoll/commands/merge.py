@@ -22,7 +22,7 @@ from plimsoll.config.model import DecidedDtype, ModelConfig
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import load_adapter, plain_weight, read_adapter_config
-from plimsoll.model.checks import as_config_error
+from plimsoll.model.checks import as_config_error, read_model_config
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import (
     Companions,
@@ -34,7 +34,7 @@ from plimsoll.model.policy import (
     weights_for_files,
 )
 from plimsoll.model.value import ValueModel
-from plimsoll.spec.model_files import has_tokenizer
+from plimsoll.resolve.model_files import has_tokenizer
 
 
 def merge_adapter(
@@ -42,7 +42,7 @@ def merge_adapter(
     out: Path,
     base: str | None,
     *,
-    dtype: DecidedDtype = "bfloat16",
+    dtype: DecidedDtype | None = None,
     **reading: Any,
 ) -> bool:
     """Write the merged model as a Hugging Face directory; return whether it is a value model.
@@ -51,7 +51,8 @@ def merge_adapter(
         adapter: The directory of the adapter.
         out: The directory to write.
         base: Path or name of the base; None for the base that the adapter's config names.
-        dtype: Dtype of the written weights.
+        dtype: Dtype of the written weights; None for the base's, if it is one of these two,
+            and else bfloat16.
         **reading: Keys of `ModelConfig` for loading the base.
 
     Raises ConfigError if the adapter or the base cannot be read, or do not fit each other.
@@ -62,6 +63,9 @@ def merge_adapter(
         raise ConfigError(
             f"The adapter {str(adapter)!r} does not name its base. Give the path with --base."
         )
+    if dtype is None:
+        of_base = read_model_config(named, reading.get("trust_remote_code", False)).dtype
+        dtype = "float32" if of_base is torch.float32 else "bfloat16"
     model = ModelConfig(path=named, dtype=dtype, **reading)
     module = load_plain(model, is_value=config.task_type == "SEQ_CLS")
     load_adapter(module, config, adapter)

@@ -9,11 +9,11 @@ from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, NodeGroup
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_busy_processes
+from plimsoll.resolve.engine_rules import trainer_rules
+from plimsoll.resolve.job import Sampling
+from plimsoll.resolve.roles import Role, RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import plural
-from plimsoll.spec.engine_rules import trainer_rules
-from plimsoll.spec.job import Sampling
-from plimsoll.spec.roles import Role, RoleName
-from plimsoll.spec.run_spec import RunSpec
 
 
 def placement(spec: RunSpec[Any]) -> str:

@@ -19,13 +19,13 @@ from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.machine.listening import require_server
+from plimsoll.machine.guard import require_server
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.controls import controls, flags_from, merge_flags
 from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.plan import describe_advice, describe_plan, peaks
 from plimsoll.page.serve import Query, serve
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 
 
 def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:

@@ -17,19 +17,17 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
-from plimsoll.machine.allocator import expands, named_settings
 from plimsoll.machine.hardware import (
     Hardware,
     Node,
     find_machine,
-    known_card,
     live_machine,
     parse_bytes,
     parse_cluster,
 )
-from plimsoll.machine.local_host import LocalHost, read_local_host
+from plimsoll.machine.local_host import LocalHost, expands, named_settings, read_local_host
 from plimsoll.memory.advise import Advice, advice_text, advice_values, advise, answers_text
-from plimsoll.memory.contents.contents import PlannedJob, make_job
+from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.disk import checkpoint_bytes
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
@@ -40,15 +38,16 @@ from plimsoll.memory.plan import (
     plan_values,
     problem_text,
     short_text,
+    tokens_at_peak,
     verdict_text,
 )
 from plimsoll.memory.weigh import Ground, Plan
+from plimsoll.resolve.engine_rules import known_packages
+from plimsoll.resolve.rules.machine import local_host_rules
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import gigabytes, plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
-from plimsoll.spec.engine_rules import known_packages
-from plimsoll.spec.rules.machine import local_host_rules
-from plimsoll.spec.run_spec import RunSpec
 
 
 def plan_job(spec: RunSpec[Any]) -> Plan:
@@ -289,35 +288,3 @@ def _problem(what: str) -> Problem:
         "would start here",
         "leave cluster.hardware and cluster.host_memory out, to plan for the machine at hand",
     )
-
-
-def tokens_at_peak(job: PlannedJob) -> float | None:
-    """Return the tokens per second of a run if all its cards computed at their bf16 peak.
-
-    Return None without cards, or if the speed of a card is unknown.
-
-    A token takes 2 FLOPs per parameter in a forward pass, and in each of the two products of a
-    backward pass (Kaplan et al. 2020, section 2.1). Recomputation and attention scores are left
-    out. So for long sequences, the share of the peak that a run reaches is a lower bound.
-    """
-    slots = {process.slot for process in job.layout.processes}
-    cards = [card for slot in slots if (card := job.card(slot)) is not None]
-    if job.device != "cuda" or not cards or not all(known_card(card.name) for card in cards):
-        return None
-    return sum(card.bf16_flops for card in cards) / token_flops(job)
-
-
-def token_flops(job: PlannedJob) -> float:
-    """Return the FLOPs per token of an optimizer step, summed for all roles and the engines.
-
-    A role that learns needs as many FLOPs for the forward pass, for the gradients of inputs, and
-    for the gradients of weights. A frozen base has no gradients of weights.
-    """
-    spec, products = job.spec, 0.0
-    for name, trained in spec.trained.items():
-        forwards = 3 if trained.adapter is None else 2
-        work = spec.workload.epochs * forwards + spec.roles[name].scores
-        products += job.shapes[name].active_parameters * work
-    products += sum(job.shapes[name].active_parameters for name in spec.frozen)
-    products += job.policy.active_parameters if job.sampler is not None else 0
-    return 2 * products

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll.config.data import COLUMNS, SourceConfig
+from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.config.files import nearest, usable_paths
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
+from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.first_rows import first_columns, first_rows, read_row
 from plimsoll.data.generated import check_generated
@@ -23,6 +24,19 @@ from plimsoll.data.report import BadRow, RawRow, RowProblem
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
+from plimsoll.resolve.choices import check_choices
+from plimsoll.resolve.engine_rules import check_engine_model, engine_rules
+from plimsoll.resolve.model_files import (
+    check_head,
+    check_missing,
+    check_model,
+    check_template,
+    models_by_key,
+    read_model_json,
+)
+from plimsoll.resolve.rules.machine import missing_needs
+from plimsoll.resolve.rules.stored import check_replayed
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.references import (
     check_columns,
     check_references,
@@ -32,19 +46,6 @@ from plimsoll.reward.references import (
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
-from plimsoll.spec.choices import check_choices
-from plimsoll.spec.engine_rules import check_engine_model, engine_rules
-from plimsoll.spec.model_files import (
-    check_head,
-    check_missing,
-    check_model,
-    check_template,
-    models_by_key,
-    read_model_json,
-)
-from plimsoll.spec.rules.machine import missing_needs
-from plimsoll.spec.rules.stored import check_replayed
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.notify import webhook_problems
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev")
@@ -62,6 +63,12 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
         tokenizer = key in ("actor.model", "teacher.model")
         yield from check_model(f"{key}.path", model.path, tokenizer=tokenizer)
         yield from _length(spec, key, model)
+    for name, role in spec.trained.items():
+        path = role.adapter and role.adapter.path
+        if path and not Path(path, ADAPTER_FILE).is_file():
+            why = f"It has no {ADAPTER_FILE}, as PEFT and runs with an adapter write it."
+            fix = "a directory such as runs/NAME/model, or leave it out for a new adapter"
+            yield invalid(f"{name}.adapter.path", show(path), why, fix)
     for rules in engine_rules(spec):
         yield from rules.files(spec)
 

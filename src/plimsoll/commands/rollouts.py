@@ -13,19 +13,18 @@ import pyarrow.parquet as pq
 
 from plimsoll.commands.rollouts_text import (
     StepGroup,
+    group_text,
     mark_learned_tokens,
     overview_text,
-    render_group,
-    render_pair,
+    pair_text,
     sequences_text,
 )
 from plimsoll.errors import ConfigError
-from plimsoll.run.console import Terminal
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.numbers import rank
-from plimsoll.run.output import Drawn
 from plimsoll.run.responses import ResponseGroup, read_groups
+from plimsoll.run.trajectories import read_bounded
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,10 @@ class RolloutQuery:
     """Whether to show what steps with numbers that are not finite would have learned from."""
 
 
-def show_rollouts(path: Path, query: RolloutQuery, terminal: Terminal | None) -> str:
+def show_rollouts(path: Path, query: RolloutQuery, width: int | None) -> str:
     """Return a text that shows the groups of a query: in full, or a line each if there are many.
 
-    `path` is a run.directory or a trajectory file. If `terminal` is given, responses are side by
-    side; if it is None, one below the other.
+    `path` is a run.directory or a trajectory file; lines of an overview have `width` characters.
 
     Raises ConfigError if there is no such run, step, group or prompt.
     """
@@ -72,17 +70,12 @@ def show_rollouts(path: Path, query: RolloutQuery, terminal: Terminal | None) ->
         if query.mask:
             mark = partial(_mark_tokens, steps, query)
             pairs = [(mark(earlier), mark(later)) for earlier, later in pairs]
-        return _join([render_pair(*pair, terminal) for pair in pairs])
+        return "\n\n".join(pair_text(*pair) for pair in pairs)
     if len(groups) > query.count:
-        return overview_text(step, groups, None if terminal is None else terminal.width)
+        return overview_text(step, groups, width)
     if query.mask:
         groups = mark_learned_tokens(groups, steps[step], trusted=query.trusted)
-    return _join([render_group(step, group, terminal) for group in groups])
-
-
-def _join(texts: Sequence[str]) -> str:
-    joined = "\n\n".join(texts)
-    return Drawn(joined) if all(isinstance(text, Drawn) for text in texts) else joined
+    return "\n\n".join(group_text(step, group) for group in groups)
 
 
 def _steps(path: Path) -> dict[int, Path]:
@@ -212,7 +205,7 @@ def _no_pair(
         place
         for place, path in steps.items()
         if place != step
-        and not indices.isdisjoint(pq.read_table(path, columns=["prompt_index"])[0].to_pylist())
+        and not indices.isdisjoint(read_bounded(path, ["prompt_index"])[0].to_pylist())
     ]
     where = f"Steps that have some: {_spans(shared)}" if shared else "No other step has any"
     return f"Step {other_step} has none of the requested prompts of step {step}. {where}."

@@ -1,14 +1,13 @@
 """Render groups of responses as text, for `plimsoll rollouts`.
 
-On a terminal, responses are side by side, otherwise one below the other. With `--mask` all tokens
-are shown, and the tokens that are learned from are marked.
+With `--mask` all tokens are shown, and the tokens that are learned from are marked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, zip_longest
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from textwrap import indent
@@ -16,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.table import Table
-from rich.text import Text
 
 from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
-from plimsoll.run.console import Terminal
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.numbers import mean
@@ -33,25 +29,14 @@ from plimsoll.run.responses import (
     SampledResponse,
     excerpt,
 )
+from plimsoll.run.trajectories import read_bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_NARROWEST = 36
-"""Minimum width of a column of responses, in characters."""
 _PLAIN_WIDTH = 100
 _OVERVIEW = "{:>6} {:>10} {:>10} {:>10} {:>7} {:>8}  "
-_STYLES = {
-    "assistant": "default",
-    "call": "magenta",
-    "tool": "yellow",
-    "wrong": "red",
-    "learned": "green",
-    "other": "dim",
-}
-_OTHERS = "blue"
-"""Style of other speakers in an episode."""
 StepGroup = tuple[int, ResponseGroup]
 """A step and one of its groups."""
 
@@ -85,35 +70,17 @@ def _ends(group: ResponseGroup) -> tuple[float, float]:
     return group.responses[-1].reward, group.responses[0].reward
 
 
-def render_group(step: int, group: ResponseGroup, terminal: Terminal | None) -> str:
-    """Return a text with all responses of a group; side by side if there is a terminal."""
-    if terminal is None:
-        return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
-    columns = max(1, min(len(group.responses), terminal.width // _NARROWEST))
-    table = _columns(columns)
-    cells = [_cell(response) for response in group.responses]
-    for start in range(0, len(cells), columns):
-        table.add_row(*cells[start : start + columns])
-    title = Text(_title(step, group), style="bold")
-    return terminal.draw(title, *map(Text, _prompt_lines(group)), table)
+def group_text(step: int, group: ResponseGroup) -> str:
+    """Return a text with all responses of a group."""
+    return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
 
 
-def render_pair(earlier: StepGroup, later: StepGroup, terminal: Terminal | None) -> str:
-    """Return a text with all responses to a prompt in two steps, the best responses first.
-
-    If there is a terminal, the two steps are side by side.
-    """
-    if terminal is None:
-        lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
-        for step, group in (earlier, later):
-            lines += [_title(step, group), "", *_answers(group)]
-        return "\n".join(lines)
-    table = _columns(2)
-    table.add_row(*(Text(_title(*placed), style="bold") for placed in (earlier, later)))
-    for pair in zip_longest(earlier[1].responses, later[1].responses):
-        table.add_row(*(Text("") if r is None else _cell(r) for r in pair))
-    change = Text(_change(earlier, later), style="bold")
-    return terminal.draw(change, *map(Text, _prompt_lines(later[1])), table)
+def pair_text(earlier: StepGroup, later: StepGroup) -> str:
+    """Return a text with all responses to a prompt in two steps, the best responses first."""
+    lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
+    for step, group in (earlier, later):
+        lines += [_title(step, group), "", *_answers(group)]
+    return "\n".join(lines)
 
 
 def _answers(group: ResponseGroup) -> list[str]:
@@ -122,20 +89,6 @@ def _answers(group: ResponseGroup) -> list[str]:
         f"[{r.sample_index}] {_figures(r)}\n{indent(r.whole_text, '    ')}\n"
         for r in group.responses
     ]
-
-
-def _columns(count: int) -> Table:
-    table = Table(show_header=False, show_lines=True, expand=True, border_style="dim")
-    for _ in range(count):
-        table.add_column(ratio=1, overflow="fold")
-    return table
-
-
-def _cell(response: SampledResponse) -> Text:
-    text = Text().append(f"[{response.sample_index}] {_figures(response)}\n\n", style="cyan")
-    for piece in response.all_pieces:
-        text.append(piece.text, style=_STYLES.get(piece.kind, _OTHERS))
-    return text
 
 
 def _title(step: int, group: ResponseGroup) -> str:
@@ -196,7 +149,7 @@ def mark_learned_tokens(
     tokenizer = _tokenizer(file, trusted)
     try:
         earlier = {"earlier"} & {*pq.read_schema(file).names}
-        rows = pq.read_table(file, columns=[*_TOKENS, *earlier]).to_pylist()
+        rows = read_bounded(file, [*_TOKENS, *earlier]).to_pylist()
     except pa.ArrowException as error:
         raise ConfigError(
             f"{file} has not the columns {', '.join(_TOKENS)}. An older version wrote it; leave "
@@ -217,7 +170,7 @@ def sequences_text(file: Path, *, trusted: bool = False) -> str:
     Learned tokens are marked with `+`. Raises ConfigError as `mark_learned_tokens`.
     """
     tokenizer, lines = _tokenizer(file, trusted), list[str]()
-    for row in pq.read_table(file).to_pylist():
+    for row in read_bounded(file).to_pylist():
         pieces = _pieces({"prompt_tokens": [], **row}, tokenizer)
         lines += [f"step {row['step']}, sequence {row['sequence']}"]
         lines += ["".join(piece.text for piece in pieces), ""]

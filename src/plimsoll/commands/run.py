@@ -17,11 +17,11 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.memory.explain.explain import explain, explanation_text
 from plimsoll.memory.weigh import Plan
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import notes_of
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import tell
-from plimsoll.spec.run_spec import RunSpec
 
 
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:

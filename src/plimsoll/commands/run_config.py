@@ -10,19 +10,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from plimsoll.config.files import loading_only
 from plimsoll.config.load import KEY, leaves, read_tree_of
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import FLAG, Path, Tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.directory import RunDirectory
-from plimsoll.spec.run_spec import RunSpec
 
 TRUST = "--trust-run"
 """The flag that allows what the config of a run names."""
-_IMPORTED = re.compile(r"\S*[\w)]:[^\W\d]\w*|\S+\.py(?::\S*)?|verifiers:\S+")
-"""A function by its module or file, a file of Python, or an environment of another package."""
+_IMPORTED = re.compile(r"(?s).*\.py(?::.*)?|[^\s/:][^/:]*:(?!\d[\d:]*\Z)[^\s/].*")
+"""A function by its module or file, a file of Python, or an environment of another package.
+
+Texts such as `Question: ...` are none; what is none of these and would be loaded is refused then.
+"""
 _RUNNING = {"command", "reasoning_gym"}
 """Names of environments and rewards that run what a config or a policy says, without a sandbox."""
 _ARGUMENTS = ("rollout", "vllm", "arguments")
@@ -34,9 +38,13 @@ def load_run(run: RunDirectory, flags: Sequence[str], *, trusted: bool) -> RunSp
     Raises the errors of `load_any`, and ConfigError if the config names code and is not `trusted`.
     """
     path = str(run.config_path)
-    if not trusted:
-        refuse_code(path, read_tree_of(path, flags))
-    return load_any(path, flags)
+    if trusted:
+        return load_any(path, flags)
+    tree = read_tree_of(path, flags)
+    refuse_code(path, tree)
+    by_flags = {v for at, v in _every_value(tree.values, ()) if _is_of_flag(tree, at)}
+    with loading_only({value for value in by_flags if isinstance(value, str)}):
+        return load_any(path, flags)
 
 
 def refuse_code(path: str, tree: Tree) -> None:
@@ -56,9 +64,13 @@ def refuse_code(path: str, tree: Tree) -> None:
 def _named_code(tree: Tree) -> Iterator[str]:
     """Yield `key: value` for each value that is not a flag's and names code, keys or machines."""
     for path, value in _every_value(tree.values, ()):
-        above = (tree.origins.get(path[:length], "") for length in range(1, len(path) + 1))
-        if _is_code(path, value) and not any(at.startswith(FLAG) for at in above):
+        if _is_code(path, value) and not _is_of_flag(tree, path):
             yield f"{'.'.join(path)}: {show(value)}"
+
+
+def _is_of_flag(tree: Tree, path: Path) -> bool:
+    above = (tree.origins.get(path[:length], "") for length in range(1, len(path) + 1))
+    return any(at.startswith(FLAG) for at in above)
 
 
 def _every_value(values: Mapping[str, Any], above: Path) -> Iterator[tuple[Path, object]]:

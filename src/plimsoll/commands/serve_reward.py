@@ -30,16 +30,15 @@ from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
-from plimsoll.machine.guard import Guard, TooLong, read_body
-from plimsoll.machine.listening import bind_socket, url_of
+from plimsoll.machine.guard import Guard, TooLong, bind_socket, read_body, url_of
 from plimsoll.page.serve import run_app
 from plimsoll.records import RewardPart, Trajectory
+from plimsoll.resolve.roles import scoring_role
+from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.servers.formats import read_request
 from plimsoll.rl.reward_model import model_scores
-from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.loading import load_measured
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
             served |= stack.enter_context(_open_models(chosen.spec, chosen.models))
         guard = Guard(os.environ.get(TOKEN) or secrets.token_urlsafe(24), host)
         shown = f"${TOKEN}" if os.environ.get(TOKEN) else guard.token  # a chosen one stays secret
-        print(f"Authorization: Bearer {shown}  (asked of every caller)")
+        print(f"Header of every caller: Authorization, with Bearer and: {shown}")
         for path in _paths(served):
             print(f"POST {url_of(host, place)}{path}", flush=True)
         run_app(_app(_paths(served), guard), place)

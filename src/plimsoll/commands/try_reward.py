@@ -1,16 +1,20 @@
-"""Call the rewards of a config on the first rows, before any model is loaded.
+"""Call the rewards of a config before any model is loaded.
 
-`plimsoll try-reward CONFIG.yaml`
+`plimsoll try-reward CONFIG.yaml` calls them on the first rows. Each row gets three responses: its
+reference, the reference of another row, and no text. So a reward that is never given the answer, or
+reads it in another form, shows before a run.
 
-Each row gets three responses: its reference, the reference of another row, and no text. So a reward
-that is never given the answer, or reads it in another form, shows before a run.
+`plimsoll try-reward CONFIG.yaml --run RUN` calls them on what a step of an earlier run sampled, and
+shows what each would have given beside what the run gave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from math import inf, isclose, isnan, nan
+from pathlib import Path
 
 import numpy as np
 
@@ -25,10 +29,15 @@ from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import open_rewards
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.run.counting import plural
+from plimsoll.run.directory import existing_run
+from plimsoll.run.numbers import mean
+from plimsoll.run.responses import excerpt
+from plimsoll.run.trajectories import read_trajectories
 
 _SHOWN = 28
 """The most characters of a response in the table."""
@@ -70,14 +79,7 @@ class TriedRewards:
             rows.append(
                 [str(tried.row), label, *(_FAILED if v is None else f"{v:.4g}" for v in values)]
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        table = _align(rows, left=(0, 1))
         head = f"first rows of {self.source}; values before weight and normalize"
         notes = [*(f"left out: {part}" for part in self.left_out), *self._remarks()]
         return "\n".join([head, "", *table, *([""] if notes else []), *notes])
@@ -89,11 +91,145 @@ class TriedRewards:
                 yield f"note: rewards.{name} gives all responses the same value, {values.pop():.4g}"
 
 
+@dataclass(frozen=True)
+class ScoredAgain:
+    """A step's responses with the rewards that a run gave, and those of another config."""
+
+    where: str
+    """The step and its run."""
+    pairs: tuple[tuple[Trajectory, Mapping[str, float | None]], ...]
+    """Each response as the run scored it, with the new values by reward; None where one failed."""
+    weights: Mapping[str, float]
+    """The new weights of the rewards that were called."""
+    kept: Mapping[str, float]
+    """The new weights of parts that keep the run's values, as they cannot be called."""
+    shown: int
+    """How many of the responses with the largest changes are shown."""
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def text(self) -> str:
+        """Return the means of each reward, and the responses whose reward changed most."""
+        head = ["reward", "of the run", "now", "changed"]
+        names = dict.fromkeys((*(p.name for t, _ in self.pairs for p in t.rewards), *self.weights))
+        rows = [[name, *self._means(name)] for name in names]
+        rows.append(["in all", *_compared([(t.reward, self._now(t, v)) for t, v in self.pairs])])
+        moved = sorted(self.pairs, key=self._change, reverse=True)[: self.shown]
+        cases = [
+            [f"{t.group}.{t.sample_index}", f"{t.reward:.4g}", f"{self._now(t, v):.4g}", _line(t)]
+            for t, v in moved
+            if self._change((t, v)) > 0
+        ]
+        lines = [f"{self.where}: {plural(len(self.pairs), 'response')}", ""]
+        lines += _align([head, *rows], left=(0,))
+        if cases:
+            lines += ["", *_align([["response", "of the run", "now", ""], *cases], left=(0, 3))]
+        return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
+
+    def _means(self, name: str) -> tuple[str, str, str]:
+        values = [(_given(t, name), v.get(name)) for t, v in self.pairs]
+        return _compared(values)
+
+    def _now(self, t: Trajectory, values: Mapping[str, float | None]) -> float:
+        """Return the reward by the new weights, of new values and those that are kept."""
+        kept = [p.value * self.kept[p.name] for p in t.rewards if p.name in self.kept]
+        new = [nan if v is None else v * self.weights[name] for name, v in values.items()]
+        return sum((*kept, *new))
+
+    def _change(self, pair: tuple[Trajectory, Mapping[str, float | None]]) -> float:
+        change = abs(self._now(*pair) - pair[0].reward)
+        return inf if isnan(change) else change
+
+
+def _given(trajectory: Trajectory, name: str) -> float | None:
+    return next((part.value for part in trajectory.rewards if part.name == name), None)
+
+
+def _compared(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[str, str, str]:
+    """Return the mean before and after as text, and how many values differ (`-`: not both)."""
+    before, after = ([x for x in side if x is not None] for side in zip(*pairs, strict=True))
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    changed = sum(not isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in both)
+    was, now = (f"{mean(side):.4g}" if side else "-" for side in (before, after))
+    return was, now, f"{changed} of {len(both)}" if both else "-"
+
+
+def _align(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Return rows as lines of equally wide columns; text of the columns `left` is at the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _line(trajectory: Trajectory) -> str:
+    return excerpt(trajectory.response_text, 2 * _SHOWN)
+
+
+def score_again(
+    config: str, flags: Sequence[str], run: Path, step: int | None, shown: int
+) -> ScoredAgain:
+    """Return what a config's rewards give to the responses of a step (None: the last) of a run.
+
+    Raises ConfigError if the config has no rewards that can be called, or the run has no such step.
+    """
+    spec, called, left_out = _callable_rewards(config, flags)
+    number, path = existing_run(run).sampled_step(step)
+    stored = read_trajectories(path)
+    # Each in a group of its own, as a failure ends the scoring of its group.
+    apart = [replace(t, group=i) for i, t in enumerate(stored)]
+    columns, failures = _all_values(called, apart)
+    given = [
+        (t, {name: values[i] for name, values in columns.items()}) for i, t in enumerate(stored)
+    ]
+    notes = [f"left out: {part}" for part in left_out]
+    notes += [
+        f"note: rewards.{name} is normalised in a run; its values now are those before"
+        for name, part in called.items()
+        if part.normalize
+    ]
+    weights = {name: part.weight for name, part in called.items()}
+    stored_weights = {p.name: p.weight for t in stored[:1] for p in t.rewards}
+    models = spec.config.scoring_models
+    kept = {
+        name: models[name].weight if name in models else weight
+        for name, weight in stored_weights.items()
+        if name in spec.config.parts and name not in weights
+    }
+    gone = [name for name in stored_weights if name not in spec.config.parts]
+    notes += [f"note: the run's reward {name} is not in this config" for name in gone]
+    where = f"step {number} of {run}"
+    return ScoredAgain(where, tuple(given), weights, kept, shown, tuple(failures), tuple(notes))
+
+
 def try_rewards(config: str, flags: Sequence[str], count: int) -> TriedRewards:
     """Return the values of a config's rewards on the first `count` rows of its first source.
 
     Raises ConfigError if the config has no rewards that can be called, or rows cannot be read.
     """
+    spec, called, left_out = _callable_rewards(config, flags)
+    key, source = next(iter(spec.data.train_sources().items()))
+    refuse(check_source(key, source))
+    refuse(check_first_columns(key, source, spec.data.on_bad_row))
+    refuse(reward_problems(spec))
+    prompts = _first_prompts(spec, source, count)
+    responses = [*_responses(prompts)]
+    values, failures = _all_values(called, [trajectory for *_, trajectory in responses])
+    tried = (
+        TriedResponse(row, kind, trajectory, {name: values[name][i] for name in values})
+        for i, (row, kind, trajectory) in enumerate(responses)
+    )
+    return TriedRewards(key, tuple(tried), tuple(failures), tuple(left_out))
+
+
+def _callable_rewards(
+    config: str, flags: Sequence[str]
+) -> tuple[RunSpec[RlConfig], dict[str, RewardConfig], list[str]]:
+    """Return a config's spec, its rewards that can be called here, and why others cannot."""
     spec = load_any(config, flags)
     loaded = spec.config
     if not isinstance(loaded, RlConfig) or not loaded.rewards:
@@ -101,10 +237,6 @@ def try_rewards(config: str, flags: Sequence[str], count: int) -> TriedRewards:
             f"{config} has no `rewards` to call. Give a config of plimsoll rl; reward models need "
             f"a run, or `plimsoll serve-reward`."
         )
-    key, source = next(iter(spec.data.train_sources().items()))
-    refuse(check_source(key, source))
-    refuse(check_first_columns(key, source, spec.data.on_bad_row))
-    refuse(reward_problems(spec))
     left_out = [f"{name}, a reward model: it is loaded in a run" for name in loaded.scoring_models]
     called: dict[str, RewardConfig] = {}
     for name, part in loaded.rewards.items():
@@ -114,17 +246,15 @@ def try_rewards(config: str, flags: Sequence[str], count: int) -> TriedRewards:
             called[name] = part
     if not called:
         raise ConfigError(f"No reward of {config} can be called: {'; '.join(left_out)}.")
-    prompts = _first_prompts(spec, source, count)
-    responses = [*_responses(prompts)]
-    values: dict[str, list[float | None]] = {}
+    return spec, called, left_out
+
+
+def _all_values(
+    called: Mapping[str, RewardConfig], trajectories: Sequence[Trajectory]
+) -> tuple[dict[str, list[float | None]], list[str]]:
+    """Return the values of each reward, and the first failure of each that failed."""
     failures: list[str] = []
-    for name, part in called.items():
-        values[name] = _values(name, part, [t for *_, t in responses], failures)
-    tried = (
-        TriedResponse(row, kind, trajectory, {name: values[name][i] for name in values})
-        for i, (row, kind, trajectory) in enumerate(responses)
-    )
-    return TriedRewards(key, tuple(tried), tuple(failures), tuple(left_out))
+    return {n: _values(n, part, trajectories, failures) for n, part in called.items()}, failures
 
 
 def _first_prompts(spec: RunSpec[RlConfig], source: SourceConfig, count: int) -> list[Prompt]:
@@ -180,5 +310,5 @@ def _values(
         failures.append(str(error))
         return [None] * len(trajectories)
     failures += [str(failure) for failure in scored.failures[:1]]
-    values = {t.group: t.rewards[0].value for t in scored.trajectories}
+    values = {t.group: t.part(name) for t in scored.trajectories}
     return [values.get(t.group) for t in trajectories]

@@ -15,13 +15,13 @@ from typing import Any
 from pyarrow import ArrowException
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.machine.listening import require_server
+from plimsoll.machine.guard import require_server
 from plimsoll.page.answers import answer
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.prometheus import prometheus_text
 from plimsoll.page.serve import AnswerFunction, Query, read_token, serve
 from plimsoll.page.watched import Watched, watch_runs
-from plimsoll.run.directory import RunDirectory
+from plimsoll.run.directory import RunDirectory, refuse_strange_files
 
 _EVERY = 0.25
 """Seconds between two reads if there was no new data."""
@@ -54,6 +54,8 @@ def answer_with(runs: Callable[[], Sequence[Watched]]) -> AnswerFunction:
 
     def answer_request(name: str, query: Query) -> Any:
         try:
+            for run in runs():
+                refuse_strange_files(run.run.path)
             return answer(runs(), name, query)
         except ArrowException as error:
             raise PlimsollError(str(error)) from error
@@ -67,7 +69,9 @@ def find_runs(path: Path) -> list[Path]:
     Raises ConfigError if there is none.
     """
     if not path.is_dir():
-        raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
+        raise ConfigError(
+            f"{path} is no directory. Give the run.directory of a run that has begun."
+        )
     if _holds_run(path):
         return [path]
     runs = sorted(filter(_holds_run, (*path.glob("*"), *path.glob("*/*"))))

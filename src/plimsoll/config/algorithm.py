@@ -87,6 +87,12 @@ class RlAlgorithm(Settings):
     mask_truncated: bool = False
     """Learn nothing from responses that were cut off at their longest, as in DAPO
     (arXiv 2503.14476, section 3.4). Their rewards still count in the advantages of others."""
+    distill_weight: PositiveFloat = 1.0
+    """With a `teacher`: the weight of the divergence from it, beside the rewards' advantage."""
+    distill_divergence: Choice | None = None
+    """With a `teacher`: a divergence over the whole vocabulary (`reverse_kl`, `forward_kl`, `jsd`,
+    or a function of one's own), which replaces the policy loss; null: reverse KL by policy
+    gradient: each sampled token's advantage gets the teacher's log-prob less the actor's."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the mean token entropy that is added to the objective."""
     epochs: PositiveInt = 1

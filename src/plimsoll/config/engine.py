@@ -44,6 +44,12 @@ class AdapterConfig(Settings):
     """Scale by the root of the rank; Kalajdzievski 2023, https://arxiv.org/abs/2312.03732."""
     dora: bool = False
     """Learn magnitudes apart from directions; Liu et al. 2024, https://arxiv.org/abs/2402.09353."""
+    modules_to_save: tuple[Literal["embed_tokens", "lm_head"], ...] = ()
+    """Modules that are trained whole, and saved with the adapter: for a tokenizer with new tokens,
+    both. Where the two are one tensor (tie_word_embeddings), either name trains it."""
+    path: str | None = None
+    """A directory with an adapter to go on from, such as runs/NAME/model. Its rank, alpha, targets
+    and form must be those that are given here. Default: a new adapter."""
 
 
 class ReferenceLogprobsConfig(Settings):

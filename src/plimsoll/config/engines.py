@@ -16,9 +16,9 @@ from pydantic import Field, create_model, model_validator
 
 from plimsoll.config.base import PositiveInt, Settings
 
-TRAINER_ENGINES: tuple[str, ...] = ("plimsoll.engine.zero",)
+TRAINER_ENGINES: tuple[str, ...] = ("plimsoll.trainer.zero",)
 """The engines that train; the first is the default."""
-ROLLOUT_ENGINES: tuple[str, ...] = ("plimsoll.rollout.vllm", "plimsoll.rollout.transformers")
+ROLLOUT_ENGINES: tuple[str, ...] = ("plimsoll.sampler.vllm", "plimsoll.sampler.transformers")
 """The engines that sample; the first is the default."""
 
 EngineT = TypeVar("EngineT", bound=Settings)

@@ -20,15 +20,14 @@ class EnvironmentConfig(Choice):
     """One environment, by its name or file.
 
     It is a name of Plimsoll's (`calculator`, `functions`, ...), a class of one's own
-    (`path/to/file.py:MyEnvironment` or `my.module:MyEnvironment`), an agent file of OpenRLHF's
-    form, `agent.py`, or an environment of verifiers, `verifiers:TASKSET`.
+    (`path/to/file.py:MyEnvironment` or `my.module:MyEnvironment`), or an agent file of OpenRLHF's
+    form, `agent.py`.
     """
 
     name: str
     """The environment's name, a class or function of one's own, or a file that ends in `.py`."""
     options: dict[str, Any] = Field(default={})
-    """Keyword arguments of the class, of which one object is made for each episode; of an
-    environment of verifiers, keys of its config, such as `{agent: {max_turns: 4}}`."""
+    """Keyword arguments of the class, of which one object is made for each episode."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call beside the environment's own tools, each by
     `my.module:function` or `path/to/file.py:function`, with a docstring and annotations."""

@@ -13,8 +13,9 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -23,8 +24,26 @@ from typing import Any
 from plimsoll.errors import ConfigError
 
 _LOCK = Lock()
+_ALLOWED: ContextVar[Collection[str] | None] = ContextVar("allowed", default=None)
+"""The names and paths that may be loaded; None: all."""
 _FILES: dict[Path, ModuleType] = {}
 _AGAINST_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
+
+
+@contextmanager
+def loading_only(names: Collection[str]) -> Iterator[None]:
+    """Inside the block, let `load_named` and `load_file` raise ConfigError for all other names."""
+    token = _ALLOWED.set(names)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def _check_allowed(name: str) -> None:
+    allowed = _ALLOWED.get()
+    if allowed is not None and not any(name in (a, a.rpartition(":")[0]) for a in allowed):
+        raise ConfigError(f"{name!r} is code that the config of an untrusted run names.")
 
 
 @contextmanager
@@ -49,8 +68,10 @@ def load_named(name: str) -> object:
     Like a module, a file runs once in a process.
 
     Raises:
-        ConfigError: the module or file cannot be loaded, or has nothing of this name.
+        ConfigError: the module or file cannot be loaded, or has nothing of this name; or
+            `loading_only` forbids it.
     """
+    _check_allowed(name)
     place, _, member = name.rpartition(":")
     module = _file(place) if place.endswith(".py") else _import(place, member, name)
     if member not in vars(module):
@@ -121,8 +142,9 @@ def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> M
         stand_ins: modules by name, which the file imports in place of installed ones.
 
     Raises:
-        ConfigError: there is no such file, or it raises an error.
+        ConfigError: there is no such file, or it raises an error, or `loading_only` forbids it.
     """
+    _check_allowed(path)
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"There is no file {path!r}{_others(file)}")

@@ -44,9 +44,11 @@ class RlConfig(JobConfig):
     new value head."""
     reference: FrozenRole | None = None
     """The frozen policy that the KL is measured from; default: the actor's first weights."""
+    teacher: FrozenRole | None = None
+    """A model of the actor's family that scores what the actor samples: on-policy distillation."""
     rewards: dict[str, RewardConfig] = Field(default={})
     """The parts of the reward, by the name they are shown under; may be left out beside a
-    reward_model."""
+    reward_model or a teacher."""
     reward_model: RewardModelConfig | None = None
     """A trained reward model, as a further part of the reward."""
     reward_models: dict[str, RewardModelConfig] = Field(default={})
@@ -67,6 +69,13 @@ class RlConfig(JobConfig):
         """The names of all parts of the reward, in their order."""
         environment = (ENVIRONMENT,) if self.environments else ()
         return (*environment, *self.rewards, *self.scoring_models)
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether a reward counts: rewards of weight 0 are figures alone."""
+        weights = [part.weight for part in self.rewards.values()]
+        weights += [model.weight for model in self.scoring_models.values()]
+        return any(weights) or bool(self.environments)
 
     @property
     def scoring_models(self) -> dict[str, RewardModelConfig]:

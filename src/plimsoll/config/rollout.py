@@ -68,7 +68,7 @@ class SyncConfig(Settings):
     """Before the first step, send one layer of each kind with the other sign, and see that engines
     compute with it, sample with it, and take it back."""
     probe_sequences: PositiveInt = 16
-    """Sequences in the probe: the first prompts of data.train."""
+    """Sequences in the probe: the first 64 tokens of each of the first prompts of data.train."""
 
     @property
     def decided_route(self) -> DecidedRoute:

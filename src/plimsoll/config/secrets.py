@@ -14,12 +14,16 @@ from urllib.parse import urlsplit
 
 MASK = "***"
 
-_NAMES = (
-    r"api_?keys?|(?:access|auth|private)_?keys?|secrets?(?:_?access)?(?:_?keys?)?|passw(?:or)?d"
-    r"|passphrase|credentials?|webhook(?:_?url)?|authorization|wandb[._]key|use_wandb"
-    r"|(?:access|api|auth|bearer|hf|hub|login|refresh|session)_?token"
+_NO_WORDS = (
+    r"api[_-]?keys?|(?:access|auth|private)[_-]?keys?|secrets?[_-]?(?:access[_-]?)?keys?"
+    r"|passw(?:or)?d|webhook[_-]?url|authorization|wandb[._]key|use_wandb"
+    r"|(?:access|api|auth|bearer|hf|hub|login|refresh|session)[_-]?token"
 )
-"""Ends of names whose values are secret. Names such as `eos_token` and `prompt_key` are not."""
+_NAMES = rf"{_NO_WORDS}|secrets?(?:[_-]?access)?|passphrase|credentials?|webhook"
+"""Ends of names whose values are secret. Names such as `eos_token` and `prompt_key` are not.
+
+Those that are words of English, too, may stand before a colon in a sentence.
+"""
 _VARIABLES = r"(?:KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|WEBHOOK|WEBHOOK_URL)"
 """The same of environment variables, which are written in capitals."""
 _SECRET_NAME = re.compile(
@@ -27,12 +31,18 @@ _SECRET_NAME = re.compile(
     re.DOTALL,
 )
 
+_VARIABLE = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b"
+"""The name of a variable, which settings such as `api_key` have."""
+_SCHEME = r"(?i:bearer|basic)[ ]+"
 _VALUE = r"""[^\s"'&,;{}\[\]]+"""
 _URL = re.compile(r"""https?://[^\s"'<>\]\\]*[^\s"'<>\]\\,;.)}]""", re.IGNORECASE)
 _BY_NAME = re.compile(
-    rf"""(?P<before>(?i:{_NAMES})["']?[ ]?=[ ]?|(?<=[A-Z0-9]_){_VARIABLES}["']?[ ]?[=:][ ]?)"""
-    rf"""(?P<quote>["']?){_VALUE}"""
+    rf"""(?P<before>(?i:{_NAMES})["']?[ ]?=[ ]?"""
+    rf"""|(?i:{_NO_WORDS})["']?[ ]?:[ ]?(?!["']?{_VARIABLE})"""
+    rf"""|(?<=[A-Z0-9]_){_VARIABLES}["']?[ ]?[=:][ ]?)"""
+    rf"""(?P<quote>["']?)(?:{_SCHEME})?{_VALUE}"""
 )
+_HEADER = re.compile(rf"\b(?P<scheme>{_SCHEME})[\w.~+/=-]{{12,}}")
 _BY_FLAG = re.compile(rf"""(?<![\w.-])(?P<flag>--[\w.-]+)[ ]["']?(?![A-Z0-9_]+\b){_VALUE}""")
 """A flag with a word after it, unless this is in capitals: then it names a variable."""
 _WEBHOOK = re.compile(
@@ -83,6 +93,7 @@ def mask_secrets(text: str) -> str:
         text = text.replace(value, MASK)
     text = _WEBHOOK.sub(lambda m: (m["before"] or "") + mask_url(m["named"] or m[0]), text)
     text = _BY_NAME.sub(rf"\g<before>\g<quote>{MASK}", text)
+    text = _HEADER.sub(rf"\g<scheme>{MASK}", text)
     text = _BY_FLAG.sub(lambda m: f"{m['flag']} {MASK}" if is_secret(m["flag"]) else m[0], text)
     return _PASSWORD.sub(MASK, _TOKEN.sub(MASK, text))
 

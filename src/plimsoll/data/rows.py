@@ -1,7 +1,7 @@
 """Check the columns of a row, and turn them into messages and other values.
 
 Every check raises `RowProblem` with the column's name as the config writes it. Which columns a job
-reads is decided before (spec/columns.py).
+reads is decided before (resolve/columns.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ them up by the package's name and imports none, so supporting another system tak
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -65,10 +65,6 @@ class EpisodeAgent:
     play: Callable[..., Any]
     """Called as `play(row, base_url=..., api_key=..., **options)`, plain or `async`. It gives the
     episode's reward, None, or an `AgentResult` (agents/play.py)."""
-    check_options: Callable[[Mapping[str, Any]], None] | None = None
-    """A further check of the options; it raises ConfigError if they cannot be used."""
-    close: Callable[[], Awaitable[None]] | None = None
-    """A function that releases what the agent keeps between episodes; called at the run's end."""
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise ConfigError if an option is unknown, missing or wrong."""
@@ -79,8 +75,6 @@ class EpisodeAgent:
                 f"The agent {self.name!r} cannot be called as play(row, base_url=..., api_key=..., "
                 f"**options): {error}."
             ) from error
-        if self.check_options is not None:
-            self.check_options(options)
 
 
 @dataclass(frozen=True)
@@ -95,10 +89,6 @@ class EnvironmentAdapter:
     """A function that returns whether a config's `name` is for this adapter."""
     open: Callable[[str], EnvironmentFactory | EpisodeAgent]
     """A function that opens the environment of a name, or raises ConfigError."""
-    process_bytes: int = 0
-    """Host memory, in bytes, of the process that plays all episodes; 0 if there is none."""
-    process_source: str = ""
-    """The source of `process_bytes`."""
 
 
 @cache

@@ -24,7 +24,7 @@ from plimsoll.environment.results import EpisodeReward
 from plimsoll.environment.tool_calls import figures_of
 from plimsoll.environment.turn_codec import TurnCodec, render_message, with_call_ids
 from plimsoll.records import FinishReason, Ints, Prompt, TokenIds, Trajectory
-from plimsoll.rollout.protocol import Ask, Request
+from plimsoll.sampler.protocol import Ask, Request
 
 
 @dataclass(frozen=True)

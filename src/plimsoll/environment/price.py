@@ -7,7 +7,6 @@ from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.environment.adapters import find_adapter
 from plimsoll.reward.price import processes_item
 from plimsoll.timeline.items import Item
 
@@ -46,10 +45,6 @@ def process_items(
     The memory of the environment's own objects and of tool servers is not counted.
     """
     for name, config in environments.items():
-        adapter = find_adapter(config.name)
-        if adapter is not None and adapter.process_bytes:
-            what = f"process of environments.{name}"
-            yield processes_item(what, 1, adapter.process_bytes, adapter.process_source)
-        elif config.process:
+        if config.process:
             count = processes_of(config, cores)
             yield processes_item(f"processes of environments.{name}", count, _PROCESS, _SOURCE)

@@ -14,7 +14,7 @@ from plimsoll.jobs.rl import JOB as RL
 from plimsoll.jobs.rm import JOB as RM
 from plimsoll.jobs.sample import JOB as SAMPLE
 from plimsoll.jobs.sft import JOB as SFT
-from plimsoll.spec.job import Job
+from plimsoll.resolve.job import Job
 
 _PRESETS: list[Job[Any]] = [
     replace(RL, name=p.name, summary=p.summary, preset=p.name, start={**RL.start, **p.start})

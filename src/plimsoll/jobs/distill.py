@@ -6,10 +6,10 @@ from plimsoll.config.base import Choice, PositiveFloat, Probability, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
-from plimsoll.spec.columns import sft_source
-from plimsoll.spec.job import Evaluation, Job, both
-from plimsoll.spec.roles import Role, learner
-from plimsoll.spec.workload import sequences_of
+from plimsoll.resolve.columns import sft_source
+from plimsoll.resolve.job import Evaluation, Job, both
+from plimsoll.resolve.roles import Role, learner
+from plimsoll.resolve.workload import sequences_of
 
 
 class DistillAlgorithm(Settings):

@@ -16,17 +16,17 @@ from pathlib import Path
 from plimsoll.algorithm.choice import divergence
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives import DistillationObjective
-from plimsoll.engine.teacher_forward import TeacherForward
-from plimsoll.engine.worker import Worker
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.records import BatchCounts, Sample
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity
 from plimsoll.train.update import OptimizerStep
+from plimsoll.trainer.objectives import DistillationObjective
+from plimsoll.trainer.teacher_forward import TeacherForward
+from plimsoll.trainer.worker import Worker
 
 DistillWork = Work[DistillConfig, Sample]
 

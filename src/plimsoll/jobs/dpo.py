@@ -9,12 +9,12 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem
 from plimsoll.config.run import JobConfig, PreferenceBatch
-from plimsoll.spec.choices import is_own, needs_reference
-from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import PAIR_METRICS, Evaluation, Job, Names, both, implicit_rewards
-from plimsoll.spec.roles import Role, learner, reference_of
-from plimsoll.spec.rules.roles import stored_logprobs, unused_reference
-from plimsoll.spec.workload import pairs_of
+from plimsoll.resolve.choices import is_own, needs_reference
+from plimsoll.resolve.columns import pair_source
+from plimsoll.resolve.job import PAIR_METRICS, Evaluation, Job, Names, both, implicit_rewards
+from plimsoll.resolve.roles import Role, learner, reference_of
+from plimsoll.resolve.rules.roles import stored_logprobs, unused_reference
+from plimsoll.resolve.workload import pairs_of
 
 
 class PreferenceAlgorithm(Settings):

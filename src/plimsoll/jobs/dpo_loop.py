@@ -21,17 +21,17 @@ from plimsoll.algorithm.inputs import PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_pairs
-from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import pair_output_metrics, score_in_parts
 from plimsoll.train.reference import Reference, load_with_reference
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
+from plimsoll.trainer.objectives import PreferenceObjective
 
 DpoWork = Work[DpoConfig, Pair]
 

@@ -8,12 +8,12 @@ from plimsoll.config.base import Choice, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.run import JobConfig, KtoBatch
-from plimsoll.spec.choices import is_own
-from plimsoll.spec.columns import labelled_source
-from plimsoll.spec.job import ACCURACY, Evaluation, Job, Names, both, implicit_rewards
-from plimsoll.spec.roles import Role, learner, reference_of
-from plimsoll.spec.rules.roles import stored_logprobs
-from plimsoll.spec.workload import sequences_of
+from plimsoll.resolve.choices import is_own
+from plimsoll.resolve.columns import labelled_source
+from plimsoll.resolve.job import ACCURACY, Evaluation, Job, Names, both, implicit_rewards
+from plimsoll.resolve.roles import Role, learner, reference_of
+from plimsoll.resolve.rules.roles import stored_logprobs
+from plimsoll.resolve.workload import sequences_of
 
 
 class KtoAlgorithm(Settings):

@@ -24,17 +24,17 @@ from plimsoll.algorithm.figures import separation_effect, separation_interval, s
 from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
-from plimsoll.engine.objectives import FeedbackObjective, FeedbackStream
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.measure import output_metrics, score_in_parts
 from plimsoll.train.reference import Reference, ScoringPhase, load_with_reference
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
+from plimsoll.trainer.objectives import FeedbackObjective, FeedbackStream
 
 KtoWork = Work[KtoConfig, LabelledResponse]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
-from plimsoll.spec.columns import step_source
-from plimsoll.spec.job import Evaluation, Job, Names, both, with_interval
-from plimsoll.spec.roles import learner
-from plimsoll.spec.workload import sequences_of
+from plimsoll.resolve.columns import step_source
+from plimsoll.resolve.job import Evaluation, Job, Names, both, with_interval
+from plimsoll.resolve.roles import learner
+from plimsoll.resolve.workload import sequences_of
 
 
 class PrmConfig(JobConfig):

@@ -21,18 +21,18 @@ from plimsoll.algorithm.figures import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
-from plimsoll.engine.objectives import ProcessObjective
-from plimsoll.engine.worker import Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import PICTURE, output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, pack_rows
+from plimsoll.trainer.objectives import ProcessObjective
+from plimsoll.trainer.worker import Worker
 
 PrmWork = Work[PrmConfig, LabelledSteps]
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from plimsoll.config.base import Choice
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.run import Goal
-from plimsoll.rl.presets import PRESETS
-from plimsoll.spec.choices import advantage_needs
-from plimsoll.spec.columns import rl_source
-from plimsoll.spec.eval_sets import eval_sets
-from plimsoll.spec.job import (
+from plimsoll.resolve.choices import advantage_needs
+from plimsoll.resolve.columns import rl_source
+from plimsoll.resolve.eval_sets import eval_sets
+from plimsoll.resolve.job import (
     SOURCE,
     Evaluation,
     Job,
@@ -22,9 +21,10 @@ from plimsoll.spec.job import (
     both,
     with_interval,
 )
-from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
-from plimsoll.spec.rules.sampling import check_learning
-from plimsoll.spec.workload import Workload
+from plimsoll.resolve.roles import HeadKind, Role, learner, reference_of, scoring_role
+from plimsoll.resolve.rules.sampling import check_learning
+from plimsoll.resolve.workload import Workload
+from plimsoll.rl.presets import PRESETS
 
 
 def _roles(config: RlConfig) -> Sequence[Role]:
@@ -34,6 +34,9 @@ def _roles(config: RlConfig) -> Sequence[Role]:
         roles.append(learner("critic", config.critic, "value", scores=True))
     if config.algorithm.kl is not None:
         roles.append(reference_of(config.reference, config.actor))
+    if config.teacher is not None:
+        head: HeadKind = "policy" if config.algorithm.distill_divergence is None else "states"
+        roles.append(Role("teacher", config.teacher, head, "teacher", scores=True))
     if config.rollout.replay is None:  # replayed trajectories have their rewards
         roles += scoring_roles(config)
     return roles
@@ -69,8 +72,8 @@ def _workload(config: RlConfig) -> Workload:
 def _choices(config: RlConfig) -> Mapping[str, Choice]:
     algorithm = config.algorithm
     choices = {"advantage": algorithm.advantage, "policy_loss": algorithm.policy_loss}
-    correction = algorithm.correction
-    return choices if correction is None else choices | {"correction": correction}
+    others = {"correction": algorithm.correction, "divergence": algorithm.distill_divergence}
+    return choices | {kind: choice for kind, choice in others.items() if choice is not None}
 
 
 def _sampling(config: RlConfig) -> Sampling:
@@ -87,7 +90,8 @@ def _sampling(config: RlConfig) -> Sampling:
 
 def _evaluation(config: RlConfig) -> Evaluation:
     """Return the metrics of each evaluation set; several sets also have means (plain names)."""
-    plain: Names = {"reward": "highest", **dict.fromkeys(config.parts)}
+    plain: Names = {"reward": "highest"} if config.is_rewarded else {}
+    plain = {**plain, **dict.fromkeys(config.parts)}
     sets = eval_sets(config)
     goals = _with_intervals(plain) if not sets else {**plain} if len(sets) > 1 else {}
     for eval_set in sets:
@@ -117,6 +121,7 @@ JOB = Job(
     panels=(
         both("Reward", "per response", "reward"),
         alone("KL from the reference", "nats per response", "kl"),
+        alone("Divergence from the teacher", "nats per token", "teacher_divergence"),
         alone("Length of responses", "tokens per response", "response_tokens"),
         alone("Policy loss", "per token", "policy_loss"),
         alone("Value loss", "per token", "value_loss"),

@@ -21,18 +21,19 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from plimsoll.algorithm.kl import adapt
-from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.algorithm import KlConfig
+from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives import PolicyObjective, PolicyStream
-from plimsoll.engine.schedule import learning_rate
 from plimsoll.machine.faults import fault_point
 from plimsoll.records import Floats, Trajectory
+from plimsoll.resolve.roles import scoring_role
+from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
@@ -43,10 +44,12 @@ from plimsoll.rl.batch import (
     Scores,
     batch_metrics,
     estimate_advantages,
+    has_kl_loss,
     observed_kl,
     observed_kl_per_token,
     pack_batch,
     policy_stream,
+    policy_terms,
     score,
     token_count,
     token_scores,
@@ -80,14 +83,17 @@ from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import StepDraw, TokenScores, write_trajectories
-from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve_changed
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
 from plimsoll.train.session import RunSession, evaluates_first, lineage_of
 from plimsoll.train.update import OptimizerStep
+from plimsoll.trainer.objectives import DistillationObjective, PolicyObjective, PolicyStream
+from plimsoll.trainer.schedule import learning_rate
+from plimsoll.trainer.teacher_forward import TeacherForward
+
+S = TypeVar("S")
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -235,9 +241,8 @@ def prepare_batch(
     batch = pack_batch(trajectories, spec, cluster.ranks, critics, step)
     scores = score(batch, spec, cluster)
     check_scores(batch, scores)
-    learnables = estimate_advantages(
-        batch, scores, spec, state.kl_coefficient, experience.baselines
-    )
+    algorithm, baselines = spec.config.algorithm, experience.baselines
+    learnables = estimate_advantages(batch, scores, algorithm, state.kl_coefficient, baselines)
     check_learnables(batch, learnables)
     record_draw(work, experience, rewards, state, token_scores(batch, scores, learnables))
     return batch, scores, learnables
@@ -303,24 +308,45 @@ def train_actor(
     algorithm = spec.config.algorithm
     if state.step < algorithm.critic_warmup_steps:
         return {}
-    kl = algorithm.kl or KlConfig()
-    with_reference = algorithm.kl is not None and kl.place == "loss"
-    terms = PolicyTerms(
-        algorithm.aggregation,
-        constant=algorithm.aggregation_tokens or spec.workload.longest - spec.data.max_tokens,
-        kl_estimator=kl.estimator,
-        kl_coefficient=state.kl_coefficient if with_reference else 0.0,
-        ratio_corrected=kl.ratio_corrected,
-        entropy_bonus=algorithm.entropy_bonus,
-    )
+    if algorithm.distill_divergence is not None:
+        return _learn_from_teacher(batch, algorithm.distill_divergence, spec, cluster, state)
+    longest = spec.workload.longest - spec.data.max_tokens
+    terms = policy_terms(algorithm, longest, state.kl_coefficient)
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
-    stream = policy_stream(batch, scores, advantages_L, with_reference)
+    stream = policy_stream(batch, scores, advantages_L, has_kl_loss(algorithm))
 
     def step(mini: MiniBatch) -> OptimizerStep[PolicyStream]:
         return OptimizerStep(mini.packs, mini.counts, objective, stream)
 
-    rate = partial(actor_rate, spec, state.step)
-    metrics = train_on(batch, batch.layout, "actor", cluster, algorithm.epochs, step, rate)
+    return _train_actor(batch, spec, cluster, state, step)
+
+
+def _learn_from_teacher(
+    batch: Batch, divergence: Choice, spec: RunSpec[RlConfig], cluster: Cluster, state: RunState
+) -> dict[str, float]:
+    """Take the actor's update on its divergence from the teacher; return its metrics.
+
+    The teacher has read the packs when they were scored.
+    """
+    objective = DistillationObjective(divergence, temperature=1.0, nll_share=0.0)
+
+    def step(mini: MiniBatch) -> OptimizerStep[TeacherForward]:
+        packs = cluster.shortages.split("actor", mini.packs, unit=1)  # as the teacher read them
+        return OptimizerStep(packs, mini.counts, objective, None)
+
+    metrics = _train_actor(batch, spec, cluster, state, step)
+    return metrics | {"teacher_divergence": metrics.pop("divergence")}
+
+
+def _train_actor(
+    batch: Batch,
+    spec: RunSpec[RlConfig],
+    cluster: Cluster,
+    state: RunState,
+    step: Callable[[MiniBatch], OptimizerStep[S]],
+) -> dict[str, float]:
+    rate, epochs = partial(actor_rate, spec, state.step), spec.config.algorithm.epochs
+    metrics = train_on(batch, batch.layout, "actor", cluster, epochs, step, rate)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),

@@ -8,11 +8,11 @@ from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, PreferenceBatch
-from plimsoll.spec.choices import is_own
-from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import PAIR_METRICS, Evaluation, Job, Names, both
-from plimsoll.spec.roles import learner
-from plimsoll.spec.workload import pairs_of
+from plimsoll.resolve.choices import is_own
+from plimsoll.resolve.columns import pair_source
+from plimsoll.resolve.job import PAIR_METRICS, Evaluation, Job, Names, both
+from plimsoll.resolve.roles import learner
+from plimsoll.resolve.workload import pairs_of
 
 
 class RewardAlgorithm(Settings):

@@ -25,18 +25,18 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import CountRows, Loaded, ignore_rows
 from plimsoll.data.template import Template
-from plimsoll.engine.objectives import RewardObjective
-from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.value import at_ends
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import PICTURE, pair_output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, in_batch_order, pack_rows
+from plimsoll.trainer.objectives import RewardObjective
+from plimsoll.trainer.worker import Worker
 
 RmWork = Work[RmConfig, Pair]
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from plimsoll.jobs.rl import JOB as RL
 from plimsoll.jobs.rl import scoring_roles
-from plimsoll.spec.job import alone, both
-from plimsoll.spec.rules.sampling import check_sampling
+from plimsoll.resolve.job import alone, both
+from plimsoll.resolve.rules.sampling import check_sampling
 
 JOB = replace(
     RL,

@@ -19,6 +19,7 @@ from typing import Any
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import measure as measure
 from plimsoll.records import Prompt, Trajectory
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.environments import open_kinds, set_up
@@ -32,7 +33,6 @@ from plimsoll.run.json_lines import write_rows
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories, write_trajectories
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state

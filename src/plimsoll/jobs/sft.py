@@ -6,10 +6,10 @@ from plimsoll.config.base import PositiveFloat, Settings
 from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
-from plimsoll.spec.columns import sft_source
-from plimsoll.spec.job import Evaluation, Job, both
-from plimsoll.spec.roles import learner
-from plimsoll.spec.workload import sequences_of
+from plimsoll.resolve.columns import sft_source
+from plimsoll.resolve.job import Evaluation, Job, both
+from plimsoll.resolve.roles import learner
+from plimsoll.resolve.workload import sequences_of
 
 
 class SftAlgorithm(Settings):

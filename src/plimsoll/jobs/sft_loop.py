@@ -15,17 +15,17 @@ import numpy as np
 
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives import NllObjective
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity, sum_nll
 from plimsoll.train.run_data import LoadRows
 from plimsoll.train.update import OptimizerStep
+from plimsoll.trainer.objectives import NllObjective
 
 SftWork = Work[SftConfig, Sample]
 

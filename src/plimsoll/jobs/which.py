@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.load import read_config_text, schema_problems
+from plimsoll.config.load import read_config_text, read_tree_of, schema_problems
 from plimsoll.config.run import JobConfig
-from plimsoll.config.yaml_tree import read_tree
+from plimsoll.config.yaml_tree import Tree, read_tree
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS
-from plimsoll.spec.job import Job
-from plimsoll.spec.load import load_spec
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.resolve.job import Job
+from plimsoll.resolve.load import load_spec
+from plimsoll.resolve.run_spec import RunSpec, resolve
 
 
 def load_any(path: str, flags: Sequence[str] = ()) -> RunSpec[Any]:
@@ -47,9 +47,9 @@ def other_job_hint(job: str, path: str) -> str:
 
 def _find_job(path: str, flags: Sequence[str]) -> str:
     text = read_config_text(path)
-    if named := named_job(text):
-        return named
     tree = apply_flags(read_tree(text, path), parse_flags(flags))
+    if named := named_job(text):
+        return _meant(named, tree)
     problems = {
         name: len(list(schema_problems(job.config, tree)))
         for name, job in JOBS.items()
@@ -65,6 +65,18 @@ def _find_job(path: str, flags: Sequence[str]) -> str:
             f"such as `# {nearest[-1]}`."
         )
     return nearest[0]
+
+
+ON_POLICY = "opd"
+
+
+def meant_job(command: str, path: str, flags: Sequence[str]) -> Job[Any]:
+    """Return the job of a command: `distill` on prompts, which engines answer, is `opd`."""
+    return JOBS[_meant(command, read_tree_of(path, flags))]
+
+
+def _meant(name: str, tree: Tree) -> str:
+    return ON_POLICY if name == "distill" and "rollout" in tree.values else name
 
 
 def _settings_agree(job: str, path: str, flags: Sequence[str]) -> bool:

@@ -47,12 +47,6 @@ def core_quota(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None
     return min((quota for quota in quotas if quota), default=None)
 
 
-def process_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int | None:
-    """Return how many processes and threads this process's cgroup may hold; None if no limit."""
-    texts = (_read(folder / "pids.max") for folder in _folders(membership, root, "pids"))
-    return min((int(text) for text in texts if text.isdigit()), default=None)
-
-
 def oom_kills(
     membership: Path = MEMBERSHIP, root: Path = ROOT, vmstat: Path = Path("/proc/vmstat")
 ) -> int | None:

@@ -63,8 +63,6 @@ class HostMemory:
     """The bytes of the machine that are free or can be freed."""
     limit: Limit | None
     """The limit of the cgroups; None if they do not set less than the machine has."""
-    swap_bytes: int
-    swap_used_bytes: int
 
     @property
     def capacity_bytes(self) -> int:
@@ -79,11 +77,11 @@ class HostMemory:
 
 def live_host() -> HostMemory:
     """Return the host's memory as it is now."""
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
     limit = memory_limit()
     if limit is not None and limit.bytes >= memory.total:
         limit = None
-    return HostMemory(memory.total, memory.available, limit, swap.total, swap.used)
+    return HostMemory(memory.total, memory.available, limit)
 
 
 def usable_cores() -> int:

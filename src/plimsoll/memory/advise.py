@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from plimsoll.config.problems import show
+from plimsoll.config.problems import Code, show
 from plimsoll.memory.contents.stores import Store, Verdict
 from plimsoll.memory.levers.catalogue import levers_by_rank
 from plimsoll.memory.levers.changes import Change, changes_between, split_key
@@ -23,10 +23,11 @@ from plimsoll.memory.levers.descent import Descent, Turned, cost_of, effect_of, 
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.plan import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Ground, Plan
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import gigabytes
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.levers import EFFECTS, Effect, Lever, LeverValue
 
+_SLOW: Code = "few-at-once"
 _MOST_HERE = 3
 """The most answers on the given machines; there is one more on more machines."""
 _BESIDE: Mapping[Effect, tuple[Effect, ...]] = {
@@ -52,6 +53,8 @@ class Suggestion:
     """Peak of the fullest card; 0 without cards."""
     host_bytes: int
     """Peak of the fullest host."""
+    slow: tuple[str, ...] = ()
+    """What makes it slow, although it fits."""
 
     @property
     def effect(self) -> Effect:
@@ -60,8 +63,8 @@ class Suggestion:
 
     @property
     def costs(self) -> tuple[str, ...]:
-        """The cost of each lever, in words."""
-        return tuple(dict.fromkeys(lever.cost for lever in self.levers))
+        """What is given up, in words."""
+        return tuple(dict.fromkeys((*(lever.cost for lever in self.levers), *self.slow)))
 
     @property
     def flags(self) -> str:
@@ -179,6 +182,7 @@ def _suggestion(trials: Trials, turned: Turned) -> Suggestion:
         verdict=plan.verdict,
         device_bytes=max((store.peak.bytes for store in plan.devices), default=0),
         host_bytes=max(store.peak.bytes for store in plan.hosts),
+        slow=tuple(problem.what for problem in plan.problems if problem.code == _SLOW),
     )
 
 

@@ -12,6 +12,8 @@ from itertools import product
 from typing import Any
 
 from plimsoll.config.problems import Problem
+from plimsoll.machine.hardware import known_card
+from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import constant_values
 from plimsoll.memory.contents.stores import (
@@ -23,8 +25,8 @@ from plimsoll.memory.contents.stores import (
 from plimsoll.memory.levers.descent import with_ways_out
 from plimsoll.memory.rules.shortages import find_close
 from plimsoll.memory.weigh import Ground, Plan, problems_besides, weigh
-from plimsoll.run.counting import gigabytes, plural
-from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.resolve.run_spec import Phase, RunSpec
+from plimsoll.run.counting import duration_text, gigabytes, plural
 from plimsoll.timeline.items import KINDS, Item, Kind
 
 
@@ -170,7 +172,9 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
         wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
-    lines = [disk, *_unknown_hosts(plan), band, *measured, *problems]
+    pace = pace_text(plan.job)
+    paces = [wrap_lines(pace, "      ")] if pace else []
+    lines = [disk, *paces, *_unknown_hosts(plan), band, *measured, *problems]
     return "\n".join([*lines, f"verdict: {plan.verdict}"])
 
 
@@ -252,7 +256,7 @@ def _rows(store: Store, most: int | None) -> Iterable[_TableRow]:
     if small:
         phases = dict.fromkeys(phase for row in small for phase in row)
         rest = {phase: sum(row.get(phase, 0) for row in small) for phase in phases}
-        yield plural(len(small), "smaller item"), rest
+        yield plural(len(small), "other item"), rest
 
 
 def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label: int) -> str:
@@ -295,3 +299,60 @@ def _legend(kinds: list[Kind], signs: dict[Kind, str]) -> list[str]:
             lines.append("         ")
         lines[-1] += f" {entry} "
     return [line.rstrip() for line in lines]
+
+
+def pace_text(job: PlannedJob) -> str:
+    """Return a sentence with the least time of a step; "" without cards of known speed."""
+    rate, work, sampler = tokens_at_peak(job), job.spec.workload, job.sampler
+    if rate is None:
+        return ""
+    tokens = work.sequences * work.mini_batches * work.longest
+    text = f"time: a step of {tokens:,} tokens, all sequences at full length, takes at least "
+    text += f"{_seconds(tokens / rate)} of computing at the cards' bf16 peak, of which runs reach "
+    text += "a part"
+    kinds = ("engine", "engine worker")
+    slots = {process.slot for process in job.layout.processes if process.kind in kinds}
+    cards = [card for slot in slots if (card := job.card(slot)) is not None]
+    if sampler is None or job.spec.sampling is None or not cards:
+        return text
+    longest = max(job.spec.sampling.longest_responses.values())
+    read = longest * job.policy.active_parameters * sampler.element
+    bandwidth = sum(card.memory_bandwidth for card in cards) / sampler.rollout.engines
+    seconds = _seconds(read / bandwidth)
+    return f"{text}; and {seconds} of sampling {longest:,} tokens, each of which reads the weights"
+
+
+def _seconds(value: float) -> str:
+    return duration_text(value) if value >= 60 else f"{value:.2g} s"
+
+
+def tokens_at_peak(job: PlannedJob) -> float | None:
+    """Return the tokens per second of a run if all its cards computed at their bf16 peak.
+
+    Return None without cards, or if the speed of a card is unknown.
+
+    A token takes 2 FLOPs per parameter in a forward pass, and in each of the two products of a
+    backward pass (Kaplan et al. 2020, section 2.1). Recomputation and attention scores are left
+    out. So for long sequences, the share of the peak that a run reaches is a lower bound.
+    """
+    slots = {process.slot for process in job.layout.processes}
+    cards = [card for slot in slots if (card := job.card(slot)) is not None]
+    if job.device != "cuda" or not cards or not all(known_card(card.name) for card in cards):
+        return None
+    return sum(card.bf16_flops for card in cards) / token_flops(job)
+
+
+def token_flops(job: PlannedJob) -> float:
+    """Return the FLOPs per token of an optimizer step, summed for all roles and the engines.
+
+    A role that learns needs as many FLOPs for the forward pass, for the gradients of inputs, and
+    for the gradients of weights. A frozen base has no gradients of weights.
+    """
+    spec, products = job.spec, 0.0
+    for name, trained in spec.trained.items():
+        forwards = 3 if trained.adapter is None else 2
+        work = spec.workload.epochs * forwards + spec.roles[name].scores
+        products += job.shapes[name].active_parameters * work
+    products += sum(job.shapes[name].active_parameters for name in spec.frozen)
+    products += job.policy.active_parameters if job.sampler is not None else 0
+    return 2 * products

@@ -31,7 +31,7 @@ from plimsoll.memory.rules.shortages import (
     find_overfull,
     find_unstarted,
 )
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.items import Allocation, Item
 
 BAND = Band(

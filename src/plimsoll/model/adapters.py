@@ -7,7 +7,7 @@ adapter_model.safetensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,25 +46,85 @@ def add_adapter(
     """Add an adapter to the model, in place, and freeze all other parameters but a value head.
 
     `base` is the model's path or name, which the saved adapter refers to. `seed` draws the first
-    weights. Raises ConfigError if a target is not a layer of the model.
+    weights, if they are not those of `config.path`. Raises ConfigError if a target is not a layer
+    of the model, or the adapter at `config.path` is of another form.
     """
     from peft import LoraConfig
 
     is_value = isinstance(module, ValueModel)
-    inject(
-        module,
-        LoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,
-            lora_dropout=config.dropout,
-            target_modules=_targets(module.lm, config.targets),
-            use_rslora=config.rslora,
-            use_dora=config.dora,
-            task_type="SEQ_CLS" if is_value else "CAUSAL_LM",
-            base_model_name_or_path=str(Path(base).absolute()) if Path(base).is_dir() else base,
-        ),
-        seed,
+    wanted = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=_targets(module.lm, config.targets),
+        use_rslora=config.rslora,
+        use_dora=config.dora,
+        task_type="SEQ_CLS" if is_value else "CAUSAL_LM",
+        base_model_name_or_path=str(Path(base).absolute()) if Path(base).is_dir() else base,
     )
+    whole = _whole_modules(module.lm, config.modules_to_save)
+    saved = sorted(path.rpartition(".")[2] for path in whole) or None
+    if config.path is None:
+        inject(module, wanted, seed)
+    else:
+        directory, dtype = Path(config.path), module.lm.dtype
+        wanted.modules_to_save = saved  # only compared
+        _check_form(wanted, read_adapter_config(directory), directory)
+        load_adapter(module, wanted, directory)
+        for name, parameter in module.named_parameters():
+            if is_of_adapter(name):
+                parameter.data = parameter.data.to(dtype)
+    # Trained where they are: PEFT would keep a frozen copy of each beside.
+    for path in whole:
+        module.lm.get_submodule(path).requires_grad_(True)
+    module.lm.peft_config[ADAPTER].modules_to_save = saved
+
+
+def _whole_modules(lm: PreTrainedModel, names: Collection[str]) -> list[str]:
+    """Return the paths in the model of its embedding and head as far as they are in `names`.
+
+    Where the two are one tensor, either name means both.
+    """
+    layers = {"embed_tokens": lm.get_input_embeddings(), "lm_head": lm.get_output_embeddings()}
+    if names and lm.config.tie_word_embeddings and layers["lm_head"] is not None:
+        names = layers
+    chosen = [layers[name] for name in names]
+    if None in chosen:
+        raise ConfigError(
+            f"adapter.modules_to_save: lm_head is nothing of {type(lm).__name__}, whose head is "
+            "trained whole by itself. Leave it out."
+        )
+    return [path for path, layer in lm.named_modules() if any(layer is c for c in chosen)]
+
+
+_FORM = ("r", "lora_alpha", "use_rslora", "use_dora", "task_type")
+_SETS = ("target_modules", "modules_to_save")
+_FLAGS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora", "use_dora": "dora"}
+
+
+def _check_form(wanted: Any, found: Any, directory: Path) -> None:
+    """Raise ConfigError if a saved adapter is of another form than the config says."""
+    if found.rank_pattern or found.alpha_pattern:
+        raise ConfigError(
+            f"The adapter {str(directory)!r} has ranks or scales of single layers, which are not "
+            "trained further here. Merge it by `plimsoll merge`, and give the result as "
+            "actor.model.path."
+        )
+    for name in (*_FORM, *_SETS):
+        own, other = getattr(wanted, name), getattr(found, name)
+        same = {*(own or ())} == {*(other or ())} if name in _SETS else own == other
+        if not same and name == "task_type":
+            raise ConfigError(
+                f"The adapter {str(directory)!r} is of another kind of model: its task_type is "
+                f"{other}, and {own} is needed. Give another adapter.path."
+            )
+        if not same:
+            key = _FLAGS.get(name, "targets" if name == "target_modules" else name)
+            value = sorted(other or ()) if name in _SETS else other
+            raise ConfigError(
+                f"The adapter {str(directory)!r} has {name} {value}, and the config says "
+                f"otherwise. Give adapter.{key} the adapter's, or another adapter.path."
+            )
 
 
 def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) -> None:
@@ -213,7 +273,11 @@ def adapter_bytes(
     module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
 ) -> tuple[bytes, bytes]:
     """Return the contents of an adapter's config file and of its weights file (safetensors)."""
-    tensors = {_saved_name(name): tensor.contiguous().cpu() for name, tensor in state.items()}
+    tied = module.tied_names() if isinstance(module, PolicyModel) else {}
+    twice = {f"{WRAPPER}{name}": state.get(f"{WRAPPER}{of}") for name, of in tied.items()}
+    whole = {name: tensor.clone() for name, tensor in twice.items() if tensor is not None}
+    every = {**state, **whole}  # readers of PEFT's files need not tie them
+    tensors = {_saved_name(name): tensor.contiguous().cpu() for name, tensor in every.items()}
     with TemporaryDirectory() as directory:
         module.lm.peft_config[ADAPTER].save_pretrained(directory)
         config = Path(directory, ADAPTER_FILE).read_bytes()
@@ -272,7 +336,7 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
             "missing in one of the two. Give the model that it was trained on as the base."
         )
     for name, parameter in parameters.items():
-        parameter.data = tensors[name]
+        parameter.data = tensors[name].to(parameter.device)
 
 
 def _replace_whole_weights(module: PolicyModel | ValueModel, tensors: dict[str, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 Everything here but `check_length` and `check_loaded` runs before a weight is read, and every
 refusal is a ConfigError that says what to do instead. That a directory's files exist is checked
-earlier, with the run (spec/model_files.py).
+earlier, with the run (resolve/model_files.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import CARDS
 from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
 from plimsoll.memory.levers.changes import split_key, value_at
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import LeverValue
 
 _GROUPS = {

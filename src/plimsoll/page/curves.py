@@ -13,13 +13,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from plimsoll.config.yaml_tree import value_at
 from plimsoll.jobs import JOBS
 from plimsoll.page.ledger import drop_lone_nodes, process_kind
 from plimsoll.page.watched import Column, Watched
+from plimsoll.resolve.job import Panel
 from plimsoll.run.health import RANGES
 from plimsoll.run.json_lines import JsonRow
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, figures
-from plimsoll.spec.job import Panel
 
 
 def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
@@ -64,17 +65,34 @@ def bounds_text(figure: Figure) -> str:
     return "{:.3g} to {:.3g}".format(*figure.interval)
 
 
-def curve_panels(job_panels: Sequence[Panel], rows: Sequence[JsonRow]) -> tuple[Panel, ...]:
-    """Return a job's panels, with one for each reward part in the rows after the first."""
-    return (*job_panels[:1], *_parts(rows), *job_panels[1:])
+def curve_panels(
+    job_panels: Sequence[Panel], rows: Sequence[JsonRow], unweighted: Collection[str] = ()
+) -> tuple[Panel, ...]:
+    """Return a job's panels, with one for each reward part in the rows after the first.
 
-
-def _parts(rows: Sequence[JsonRow]) -> Sequence[Panel]:
-    """Return a panel for each reward part; none if there is one part, which is the reward."""
+    A single part is the reward and has none. `unweighted` parts have a weight of 0: they are
+    metrics, and come last.
+    """
     names = [name.removeprefix("reward/") for name in metric_names(rows, "reward/")]
-    series_of = {name: {f"reward/{name}": "training", f"eval/{name}": "held out"} for name in names}
-    parts = [Panel(f"Reward: {name}", "per response", series) for name, series in series_of.items()]
-    return parts if len(parts) > 1 else ()
+    if len(names) < 2:
+        return tuple(job_panels)
+    panels = {name: _part_panel(name, name not in unweighted) for name in names}
+    parts = [panel for name, panel in panels.items() if name not in unweighted]
+    metrics = [panel for name, panel in panels.items() if name in unweighted]
+    return (*job_panels[:1], *parts, *job_panels[1:], *metrics)
+
+
+def _part_panel(name: str, weighted: bool) -> Panel:
+    title = f"Reward: {name}" if weighted else f"Metric: {name} (a reward of weight 0)"
+    series = {f"reward/{name}": "training", f"eval/{name}": "held out"}
+    return Panel(title, "per response", series)
+
+
+def unweighted_parts(run: Watched) -> list[str]:
+    """Return the names of a run's reward parts whose weight is 0 in its config."""
+    rewards = value_at(run.settings, ("rewards",))
+    parts = rewards.items() if isinstance(rewards, Mapping) else ()
+    return [name for name, part in parts if value_at(part, ("weight",)) == 0]
 
 
 def time_panels(rows: Sequence[JsonRow]) -> tuple[Panel, ...]:
@@ -171,7 +189,8 @@ def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) ->
     reward part has a panel if other runs on the page have several parts.
     """
     names = run.metrics.names
-    learning = list(curve_panels(JOBS[run.job].panels if run.job else (), compared))
+    panels = JOBS[run.job].panels if run.job else ()
+    learning = list(curve_panels(panels, compared, unweighted_parts(run)))
     taken = _series(learning) | {name for name in names if _is_end(name, names)}
     held_out = [name for name in metric_names([names], "eval/") if name not in taken]
     learning += [_panel_of(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]

@@ -19,6 +19,7 @@ from plimsoll.page.curves import (
     held_out_figures,
     metric_names,
     number_text,
+    unweighted_parts,
 )
 from plimsoll.page.watched import Watched
 from plimsoll.run.ending import how_to_go_on
@@ -200,7 +201,8 @@ def held_out(run: Watched) -> dict[str, Any]:
     """
     by_label = evaluations(run.metrics.evaluated, _best_step(run))
     job = JOBS[run.job] if run.job else None
-    panels = curve_panels(job.panels if job else (), [run.metrics.names])
+    names = [run.metrics.names]
+    panels = curve_panels(job.panels if job else (), names, unweighted_parts(run))
     labels = {name: f"{panel.title}, {panel.unit}" for panel in panels for name in panel.series}
     figures_by_name = held_out_figures(by_label.values())
     return {

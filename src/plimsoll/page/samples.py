@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
@@ -27,6 +28,7 @@ from plimsoll.run.responses import (
     excerpt,
     read_groups,
 )
+from plimsoll.run.trajectories import read_bounded
 
 _EXCERPT = 160
 _ENDS = 3
@@ -135,8 +137,8 @@ def _short(group: ResponseGroup) -> dict[str, Any]:
 def _rows(path: Path, group: ResponseGroup) -> dict[int, Mapping[str, Any]]:
     names = pq.read_schema(path).names
     key = "group" if "group" in names else "prompt_index"
-    columns = [name for name in _COLUMNS if name in names]
-    table = pq.read_table(path, columns=columns, filters=[(key, "=", group.number)])
+    columns = [key, *(name for name in _COLUMNS if name in names)]
+    table = read_bounded(path, columns).filter(pc.field(key) == group.number)
     return {row["sample_index"]: row for row in table.to_pylist()}
 
 

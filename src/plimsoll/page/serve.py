@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.faults import fault_point
-from plimsoll.machine.guard import Guard, is_addressed, sent_token
-from plimsoll.machine.listening import bind_socket, url_of
+from plimsoll.machine.guard import Guard, bind_socket, is_addressed, sent_token, url_of
 from plimsoll.run.numbers import finite_json
 
 if TYPE_CHECKING:

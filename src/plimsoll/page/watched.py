@@ -21,7 +21,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import named_job
 from plimsoll.page.follow import FilePosition, read_on
 from plimsoll.page.ledger import LedgerSums
-from plimsoll.run.directory import RunDirectory, existing_run
+from plimsoll.run.directory import RunDirectory, existing_run, refuse_strange_files
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.json_lines import JsonRow, read_rows
 from plimsoll.run.ledger import read_ledger
@@ -117,6 +117,10 @@ class Watched:
 
     def look(self, most: int = AT_ONCE) -> Watched:
         """Return the run as it is after reading at most `most` more bytes of each growing file."""
+        try:
+            refuse_strange_files(self.run.path)  # they may have come since the last look
+        except (PlimsollError, OSError) as error:
+            return replace(self, problem=str(error))
         path = self.run.config_path
         latest = self.run.latest_trajectories()
         seen = replace(

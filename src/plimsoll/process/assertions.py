@@ -243,13 +243,6 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         return _peer_of(self).ask("getattr", self, name)
 
-    def __eq__(self, other: object) -> Any:
-        if type(other) is Remote:
-            return _peer_of(self).ask("eq", self, other)
-        # Else a class whose objects equal everything would pass every assertion.
-        value = _peer_of(self).ask("plain", self)
-        return NotImplemented if value is ... or type(value) is Remote else value == other
-
     def __instancecheck__(self, value: object) -> Any:
         return _peer_of(self).ask("isinstance", value, self)
 
@@ -269,10 +262,12 @@ _ARITHMETIC = {
     *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
     *("and_", "or_", "xor"),
 }
+_COMPARISONS = {"eq", "lt", "le", "gt", "ge"}
 _OPERATIONS = {
     *_ARITHMETIC,
     *_ATTRIBUTES,
-    *("eq", "lt", "le", "gt", "ge", "hash", "bool", "str", "repr"),
+    *_COMPARISONS,
+    *("hash", "bool", "str", "repr"),
     *("len", "iter", "next", "reversed", "contains", "getitem", "setitem", "delitem"),
     *("neg", "pos", "abs", "invert", "round", "int", "float", "index"),
 }
@@ -293,8 +288,24 @@ def _forward(operation: str) -> None:
         setattr(Remote, f"__r{name}__", ask_reflected)
 
 
-for _operation in _OPERATIONS - {"getattr", "eq"}:
+def _compare(operation: str) -> None:
+    """Give `Remote` a comparison; the other process does it if both objects are there."""
+
+    def compare(self: Remote, other: object) -> Any:
+        if type(other) is Remote:
+            return _peer_of(self).ask(operation, self, other)
+        # Else a class whose objects equal everything, or are within every tolerance, would pass.
+        value = _peer_of(self).ask("plain", self)
+        is_plain = value is not ... and type(value) is not Remote
+        return getattr(operator, operation)(value, other) if is_plain else NotImplemented
+
+    setattr(Remote, f"__{operation}__", compare)
+
+
+for _operation in _OPERATIONS - _COMPARISONS - {"getattr"}:
     _forward(_operation)
+for _operation in _COMPARISONS:
+    _compare(_operation)
 
 
 class _Names(dict[str, Any]):

@@ -21,7 +21,7 @@ _FOLDER = "/tmp"
 _FOLDER_BYTES = 64 * 2**20
 _HOUSE = Path(__file__).parents[1]
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")  # a mapped /dev/zero is no process's
 _NOBODY = "65534"
 
 
@@ -43,17 +43,26 @@ class Bubblewrap:
         """Return the path, and what is missing."""
         return self.path + " without --disable-userns" * (not self.disables_namespaces)
 
-    def words(self) -> tuple[str, ...]:
-        """Return the command that starts this Python in the sandbox."""
-        read_only = dict.fromkeys((sys.base_prefix, *_packages(), str(_HOUSE)))
+    def start(self, folder: str, size: int) -> tuple[str, ...]:
+        """Return the first words of a command in a sandbox that has only the system's files.
+
+        `folder` is in memory, of `size` bytes; it may be `/`.
+        """
         return (
             *(self.path, "--unshare-all", "--unshare-user", "--uid", _NOBODY, "--gid", _NOBODY),
             *("--cap-drop", "ALL", "--die-with-parent", "--new-session"),
             *(["--disable-userns"] * self.disables_namespaces),
-            *("--size", str(_FOLDER_BYTES), "--tmpfs", _FOLDER),  # first: packages may lie within
+            *("--size", str(size), "--tmpfs", folder),  # first: packages may lie within
             *(word for path in _SYSTEM for word in ("--ro-bind-try", path, path)),
-            *(word for path in read_only for word in ("--ro-bind", path, path)),
             *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
+        )
+
+    def words(self) -> tuple[str, ...]:
+        """Return the command that starts this Python in the sandbox."""
+        read_only = dict.fromkeys((sys.base_prefix, *_packages(), str(_HOUSE)))
+        return (
+            *self.start(_FOLDER, _FOLDER_BYTES),
+            *(word for path in read_only for word in ("--ro-bind", path, path)),
             *("--remount-ro", "/", "--chdir", _FOLDER, "--", *python_words()),
         )
 

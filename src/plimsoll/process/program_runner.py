@@ -1,8 +1,9 @@
 """The process in the sandbox that runs one program on its cases; programs.py sends the cases.
 
 Each case runs in a fork of this process. The fork limits its resources, runs the program and the
-case, and writes the result to a file in memory. Assertions run in a second fork, which calls the
-program's functions in the first one, and alone says whether they hold (assertions.py).
+case, and writes the result to a file in memory. Assertions run in a fork that calls the program's
+functions in another process, and alone says whether they hold (assertions.py). The program's
+process is a fork of one that has never read assertions, whose memory would tell what they expect.
 
 A fork may kill or stop this process, but that harms only this program: programs.py takes an answer
 as the result of the present case and as nothing else. This process cannot be traced or robbed of
@@ -19,6 +20,7 @@ import os
 import resource
 import signal
 import site
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,9 +44,12 @@ def open_program(setup: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]
     site.setquit()  # programs call exit()
     _set_dumpable(False)
     setup["filter"] = make_filter() if setup["is_filtered"] else lambda: None
+    programs = _start_programs(setup) if setup["has_checks"] else None
 
     def answer(case: dict[str, Any]) -> list[str]:
-        return _check(setup, case["check"]) if "check" in case else _run(setup, case)
+        if programs and "check" in case:
+            return _check(setup, programs, case["check"])
+        return _run(setup, case)
 
     return answer
 
@@ -66,7 +71,31 @@ def _run(setup: dict[str, Any], case: dict[str, Any]) -> list[str]:
     return ["error", ""] if is_long else [how, output]
 
 
-def _check(setup: dict[str, Any], assertions: str) -> list[str]:
+def _start_programs(setup: dict[str, Any]) -> socket.socket:
+    """Start the process that forks programs, and return the socket to it.
+
+    It takes a message with the two files of a program. After a second message it ends the program,
+    and answers with how it had ended.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() > 0:
+        theirs.close()
+        return ours
+    try:
+        _keep_files((None, None, None, theirs.fileno()))
+        asked = socket.socket(fileno=3)
+        while files := socket.recv_fds(asked, 1, 2)[1]:
+            program = _fork(setup, (None, None, None, *files), partial(_serve, setup["program"]))
+            for file in files:
+                os.close(file)
+            asked.recv(1)
+            os.kill(program, signal.SIGKILL)
+            asked.send(_wait(program).encode())
+    finally:
+        os._exit(1)
+
+
+def _check(setup: dict[str, Any], programs: socket.socket, assertions: str) -> list[str]:
     """Run assertions about the program; only if they run to their end are they "done"."""
     from plimsoll.process.assertions import judge
 
@@ -76,13 +105,12 @@ def _check(setup: dict[str, Any], assertions: str) -> list[str]:
 
     questions, answers = os.pipe(), os.pipe()
     judging = _fork(setup, (None, None, None, answers[0], questions[1]), run_judge)
-    files = (None, None, None, questions[0], answers[1])
-    program = _fork(setup, files, partial(_serve, setup["program"]))
+    socket.send_fds(programs, [b"1"], [questions[0], answers[1]])
     for file in (*questions, *answers):
         os.close(file)
     how = _wait(judging)
-    os.kill(program, signal.SIGKILL)
-    return ["time" if _wait(program) == "time" else how, ""]
+    programs.send(b"0")
+    return ["time" if programs.recv(16) == b"time" else how, ""]
 
 
 def _fork(

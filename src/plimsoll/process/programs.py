@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from plimsoll.errors import ConfigError, PlimsollError
@@ -165,26 +165,31 @@ def _run(
 
     After a case that ends the runner, or whose time is over, the next case gets a new runner.
     """
-    runner, results = _start(program, bounds, bubblewrap), list[CaseResult]()
+    has_checks = any("check" in case for case in cases)
+    start = partial(_start, program, bounds, bubblewrap, has_checks)
+    runner, results = start(), list[CaseResult]()
     until = time.monotonic() + bounds.total_seconds
     try:
         for case in cases:
             seconds = min(2 * bounds.seconds, until - time.monotonic())
             if seconds > 0 and not runner.is_idle:
-                runner = _start(program, bounds, bubblewrap)
+                runner = start()
             results.append(_ask(runner, case, seconds) if seconds > 0 else CaseResult("time"))
     finally:
         runner.end()
     return results
 
 
-def _start(program: str, bounds: ProgramBounds, bubblewrap: Bubblewrap | None) -> Child:
+def _start(
+    program: str, bounds: ProgramBounds, bubblewrap: Bubblewrap | None, has_checks: bool
+) -> Child:
     filters = bubblewrap is not None and is_filtered()
+    setup = {"program": program, "is_filtered": filters, "has_checks": has_checks, **vars(bounds)}
     runner = Child(
         Program(
             open_program,
             what="The process that runs programs",
-            setup={"program": program, "is_filtered": filters, **vars(bounds)},
+            setup=setup,
             python=python_words() if bubblewrap is None else bubblewrap.words(),
             environment=program_environment(),
             forwards=False,

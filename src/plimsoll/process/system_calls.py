@@ -39,6 +39,8 @@ _DENIED = {
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282)},
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
     "syslog": (103, 116),
+    # files of the host, which are read-only and can be locked all the same
+    "flock": (73, 32),
 }
 _WITHOUT_EFFECT = {
     # The device /dev/null is the host's, and belongs to a program that root runs.
@@ -47,14 +49,17 @@ _WITHOUT_EFFECT = {
     **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None)},
     **{"utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
     **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
+    "setsockopt": (54, 208),  # a larger buffer is memory of no process
 }
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _NEW_NAMESPACES = 0x7E020000  # linux/sched.h: all CLONE_NEW*
 _SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+_AF_UNIX = 1  # others have buffers of a size for the whole machine, and there is no network
+_MMAP, _SHARED_ANONYMOUS = (9, 222), 0x21  # linux/mman.h: memory that no process's size shows
+_FCNTL, _F_SETLEASE = (72, 25), 1024  # linux/fcntl.h
 
 _LOAD, _AND, _EQUAL, _GREATER, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x06  # linux/bpf_common.h
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # struct seccomp_data
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24, 32, 40)  # struct seccomp_data
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000  # linux/seccomp.h
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38  # linux/prctl.h
@@ -101,14 +106,18 @@ def _compile(machine: str) -> bytes:
         for numbers in table.values():
             if (number := numbers[column]) is not None:
                 steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, result)]
-    allowed = [(_EQUAL, len(_FAMILIES) - n, 0, family) for n, family in enumerate(_FAMILIES)]
-    steps += [
-        *((_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT)),
-        *((_AND, 0, 0, _NEW_NAMESPACES), (_EQUAL, len(allowed) + 5, 0, 0)),
-        (_RETURN, 0, 0, _ERROR | errno.EPERM),
-        *((_EQUAL, 1, 0, _SOCKET[column]), (_EQUAL, 0, len(allowed) + 2, _SOCKETPAIR[column])),
-        *((_LOAD, 0, 0, _FIRST_ARGUMENT), *allowed),
-        (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+    every = 0xFFFFFFFF
+    for calls, place, mask, value, denies_equal, error in (
+        (_CLONE, 0, _NEW_NAMESPACES, 0, False, errno.EPERM),
+        (_SOCKET, 0, every, _AF_UNIX, False, errno.EAFNOSUPPORT),
+        (_SOCKETPAIR, 0, every, _AF_UNIX, False, errno.EAFNOSUPPORT),
+        (_MMAP, 3, _SHARED_ANONYMOUS, _SHARED_ANONYMOUS, True, errno.EPERM),
+        (_FCNTL, 1, every, _F_SETLEASE, True, errno.EPERM),
+    ):
+        steps += [
+            *((_EQUAL, 0, 5, calls[column]), (_LOAD, 0, 0, _ARGUMENTS[place]), (_AND, 0, 0, mask)),
+            (_EQUAL, int(not denies_equal), int(denies_equal), value),
+            *((_RETURN, 0, 0, _ERROR | error), (_RETURN, 0, 0, _ALLOW)),
+        ]
+    steps.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *step) for step in steps)

@@ -26,9 +26,9 @@ from plimsoll.config.run import BestConfig
 from plimsoll.config.secrets import mask_setting
 from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
+from plimsoll.resolve.choices import unusable
+from plimsoll.resolve.eval_sets import EvalSet
 from plimsoll.reward.adapters import reward_function
-from plimsoll.spec.choices import unusable
-from plimsoll.spec.eval_sets import EvalSet
 
 Check = Callable[[object], object]
 """Takes a reference as its row has it; raises ValueError, saying what is wrong, if it is bad."""

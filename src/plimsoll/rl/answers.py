@@ -15,8 +15,8 @@ from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.episodes import Environments, Submit, play_groups
 from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
-from plimsoll.rollout.protocol import Ask, Request, derive_seeds
 from plimsoll.run.counting import plural
+from plimsoll.sampler.protocol import Ask, Request, derive_seeds
 
 _KEY = "batch.max_failed_groups"
 

@@ -40,6 +40,7 @@ def check_scores(batch: Batch, scores: Scores) -> None:
         "the actor's log-probs": scores.old_L,
         "the reference's log-probs": scores.reference_L,
         "the critic's values": scores.values_L,
+        "the teacher's log-probs": scores.teacher_L,
     }
     _raise(_bad_columns(batch, columns))
 

@@ -18,22 +18,24 @@ import torch
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.kl import kl
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.cluster.protocol import Cluster, Ranks, ranks_of
-from plimsoll.config.algorithm import RlAlgorithm
+from plimsoll.config.algorithm import KlConfig, RlAlgorithm
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives import PolicyStream
-from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Pack, Trajectory
+from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
-from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS
+from plimsoll.run.gaming import gaming_figures
 from plimsoll.run.health import repeating
 from plimsoll.run.numbers import mean
 from plimsoll.run.trajectories import TokenScores
-from plimsoll.spec.choices import AdvantageNeed, advantage_needs
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.sampler.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.train.session import mean_metrics
 from plimsoll.train.update import OptimizerStep, update
+from plimsoll.trainer.objectives import PolicyStream
+from plimsoll.trainer.worker import Worker
 
 S = TypeVar("S")
 
@@ -80,12 +82,15 @@ class Scores:
             policy that learns still is the old policy (see `RunSpec.scores_before_learning`).
         reference_L: the reference's log-probs; None without a reference.
         values_L: the critic's values; None without a critic.
+        teacher_L: the teacher's log-probs; None without a teacher, or if the actor learns from its
+            whole distributions.
     """
 
     sampler_L: Floats
     old_L: Floats | None
     reference_L: Floats | None
     values_L: Floats | None
+    teacher_L: Floats | None = None
 
     @property
     def policy_L(self) -> Floats:
@@ -118,8 +123,7 @@ def pack_batch(
     With `algorithm.mask_truncated` the episodes that were cut off have no learned tokens.
     """
     seed, algorithm = (spec.run.seed, step), spec.config.algorithm
-    if algorithm.mask_truncated:
-        episodes = [_unlearned(e) if e.finish_reason == "length" else e for e in episodes]
+    episodes = masked(episodes, algorithm)
     shuffled = np.random.default_rng([*seed, 0]).permutation(len(episodes))
     trajectories = [branch for episode in episodes for branch in episode.branches]
     ends = np.cumsum([len(episode.branches) for episode in episodes])
@@ -138,6 +142,13 @@ def pack_batch(
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
     critics = layout if same else lay_out_for(critic_minis, critic_ranks)
     return Batch(episodes, trajectories, layout, critics, seed)
+
+
+def masked(episodes: list[Trajectory], algorithm: RlAlgorithm) -> list[Trajectory]:
+    """Return the episodes; with `mask_truncated` those that were cut off learn no token."""
+    if not algorithm.mask_truncated:
+        return episodes
+    return [_unlearned(e) if e.finish_reason == "length" else e for e in episodes]
 
 
 def _unlearned(episode: Trajectory) -> Trajectory:
@@ -163,22 +174,24 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     """Return the log-probs and values that the run's roles compute for the batch."""
     layout, critics = batch.layout, batch.critic_layout
     values_L = None
+
+    def log_probs(role: RoleName) -> Floats:
+        return layout.score(cluster, Worker.log_probs, role)
+
+    teacher = spec.roles.get("teacher")
+    if teacher is not None and teacher.head == "states":
+        [mini] = layout.minis
+        packs = cluster.shortages.split("actor", mini.packs, unit=1)
+        cluster.each(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs])
     if "critic" in spec.roles:
         scored_L = critics.score(ranks_of(cluster, "critic"), Worker.values, "critic")
         values_L = critics.move_to(scored_L, layout)
     return Scores(
         sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
-        old_L=(
-            layout.score(cluster, Worker.log_probs, "actor")
-            if spec.scores_before_learning
-            else None
-        ),
-        reference_L=(
-            layout.score(cluster, Worker.log_probs, "reference")
-            if "reference" in spec.roles
-            else None
-        ),
+        old_L=log_probs("actor") if spec.scores_before_learning else None,
+        reference_L=log_probs("reference") if "reference" in spec.roles else None,
         values_L=values_L,
+        teacher_L=log_probs("teacher") if teacher and teacher.head == "policy" else None,
     )
 
 
@@ -203,17 +216,20 @@ def train_on(
 def estimate_advantages(
     batch: Batch,
     scores: Scores,
-    spec: RunSpec[RlConfig],
+    algorithm: RlAlgorithm,
     kl_coefficient: float,
     greedy: Mapping[int, float],
 ) -> Learnables:
     """Return the advantages (and returns) that the configured estimator gives for the batch.
 
-    The estimator gets each episode as one sequence, which joins the episode's branches.
+    The estimator gets each episode as one sequence, which joins the episode's branches. With a
+    teacher's log-probs, distill_weight * (teacher - policy) of the sampled token is added: the
+    policy gradient of the reverse KL at that token, without what follows it (a discount of 0; Lu et
+    al. 2025, https://thinkingmachines.ai/blog/on-policy-distillation/).
     `kl_coefficient` is the weight of the KL in the reward, if the KL is placed there. `greedy` has
     the reward of the greedy response to each group's prompt, if the estimator needs it.
     """
-    algorithm, layout = spec.config.algorithm, batch.layout
+    layout = batch.layout
     whole, ends_S = _whole(batch)
     ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
     kl_L = _kl_of_rewards(scores, algorithm)
@@ -246,8 +262,12 @@ def estimate_advantages(
     def back(column_L: torch.Tensor) -> Floats:
         return whole.move_to(column_L.float().numpy(), layout)
 
+    advantages_L = back(estimates.advantages_L)
+    if scores.teacher_L is not None:
+        of_teacher_L = algorithm.distill_weight * (scores.teacher_L - scores.policy_L)
+        advantages_L = advantages_L + of_teacher_L
     return Learnables(
-        advantages_L=back(estimates.advantages_L),
+        advantages_L=advantages_L,
         returns_L=None if estimates.returns_L is None else back(estimates.returns_L),
     )
 
@@ -296,6 +316,24 @@ def _kl_of_rewards(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
     return kl_L
 
 
+def has_kl_loss(algorithm: RlAlgorithm) -> bool:
+    """Return whether the actor's loss has a term for the KL from the reference."""
+    return algorithm.kl is not None and algorithm.kl.place == "loss"
+
+
+def policy_terms(algorithm: RlAlgorithm, longest: int, kl_coefficient: float) -> PolicyTerms:
+    """Return the terms of the actor's objective; `longest` are the most tokens of a response."""
+    kl = algorithm.kl or KlConfig()
+    return PolicyTerms(
+        algorithm.aggregation,
+        constant=algorithm.aggregation_tokens or longest,
+        kl_estimator=kl.estimator,
+        kl_coefficient=kl_coefficient if has_kl_loss(algorithm) else 0.0,
+        ratio_corrected=kl.ratio_corrected,
+        entropy_bonus=algorithm.entropy_bonus,
+    )
+
+
 def policy_stream(
     batch: Batch, scores: Scores, advantages_L: Floats, kl_loss: bool
 ) -> Callable[[Pack], PolicyStream]:
@@ -316,8 +354,13 @@ def policy_stream(
 
 
 def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
-    """Return `trajectory_metrics` and, with a reference, the KL from it and the KL coefficient."""
+    """Return `trajectory_metrics`, and how far the policy is from a reference and a teacher.
+
+    `teacher_divergence` is the mean over tokens of log policy - log teacher (nats).
+    """
     metrics = trajectory_metrics(batch.episodes)
+    if scores.teacher_L is not None:
+        metrics["teacher_divergence"] = float(np.mean(scores.policy_L - scores.teacher_L))
     if scores.reference_L is not None:
         metrics |= {
             "kl": observed_kl(batch, scores),
@@ -330,24 +373,36 @@ def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[s
 def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     """Return the means over trajectories of rewards, lengths, endings and repetition, by name.
 
-    The spread of the rewards is theirs over all trajectories, with the population's deviation.
+    What decides the rewards is in `gaming_figures`. The spread of the rewards is theirs over all
+    trajectories, with the population's deviation.
     """
-    rewards = [t.reward for t in trajectories]
+    return {
+        **_reward_metrics(trajectories),
+        "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
+        "finished": fmean(t.finish_reason == "stop" for t in trajectories),
+        "truncated": fmean(t.finish_reason == "length" for t in trajectories),
+        "repetition": repeating([t.response_tokens.tolist() for t in trajectories]),
+        **episode_metrics(trajectories),
+    }
+
+
+def _reward_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Return the figures of the rewards; if none has a weight, the mean of each alone."""
+    rewards, parts = [t.reward for t in trajectories], trajectories[0].rewards
+    means = {
+        f"reward/{part.name}": mean(t.rewards[i].value for t in trajectories)
+        for i, part in enumerate(parts)
+    }
+    if not any(part.weight for part in parts):
+        return means
     return {
         "reward": mean(rewards),
         "reward_min": min(rewards),
         "reward_max": max(rewards),
         "reward_std": _deviation(rewards),
-        **{
-            f"reward/{part.name}": mean(t.rewards[i].value for t in trajectories)
-            for i, part in enumerate(trajectories[0].rewards)
-        },
-        "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
-        "finished": fmean(t.finish_reason == "stop" for t in trajectories),
-        "truncated": fmean(t.finish_reason == "length" for t in trajectories),
+        **means,
+        **gaming_figures(trajectories),
         "zero_signal": zero_signal(trajectories),
-        "repetition": repeating([t.response_tokens.tolist() for t in trajectories]),
-        **episode_metrics(trajectories),
     }
 
 
@@ -407,19 +462,25 @@ def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
 
 
 def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
-    """Return advantages and trainer's log-probs of each branch's response tokens, to be written.
+    """Return the numbers of each branch's response tokens, to be written.
 
     Tokens that are not learned get 0.
     """
 
-    def of_responses(column_L: Floats) -> list[Floats]:
-        return [
-            _spread(t, x) for t, x in zip(batch.trajectories, by_trajectory(column_L), strict=True)
-        ]
+    def of_responses(column_L: Floats | None) -> list[Floats] | None:
+        if column_L is None:
+            return None
+        by_trajectory = batch.layout.by_trajectory(column_L)
+        return [_spread(t, x) for t, x in zip(batch.trajectories, by_trajectory, strict=True)]
 
-    by_trajectory = batch.layout.by_trajectory
-    trainer = None if scores.old_L is None else of_responses(scores.old_L)
-    return TokenScores(of_responses(learnables.advantages_L), trainer)
+    return TokenScores(
+        advantages=of_responses(learnables.advantages_L),
+        trainer_logprobs=of_responses(scores.old_L),
+        reference_logprobs=of_responses(scores.reference_L),
+        values=of_responses(scores.values_L),
+        teacher_logprobs=of_responses(scores.teacher_L),
+        returns=of_responses(learnables.returns_L),
+    )
 
 
 def _spread(trajectory: Trajectory, learned: Floats) -> Floats:

@@ -29,8 +29,8 @@ from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, next_count, normalize_rewards, teaches
 from plimsoll.rl.setup import RlWork
 from plimsoll.rl.stream import GroupStream
-from plimsoll.rollout.protocol import Ask, RolloutEngine
 from plimsoll.run.state import RunState
+from plimsoll.sampler.protocol import Ask, RolloutEngine
 
 R = TypeVar("R")
 

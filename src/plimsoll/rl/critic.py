@@ -8,14 +8,14 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives import ValueObjective, ValueStream
-from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Pack
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import Batch, train_on
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.update import OptimizerStep
+from plimsoll.trainer.objectives import ValueObjective, ValueStream
+from plimsoll.trainer.schedule import learning_rate
 
 _ROUNDING = 1e-10
 """Rounding in float32 may leave equal numbers a variance of up to this share of their mean square.

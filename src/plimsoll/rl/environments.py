@@ -25,12 +25,12 @@ from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.turn_codec import ReadReply, TurnCodec
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments, Player
-from plimsoll.rollout.protocol import calls_by_engine
-from plimsoll.rollout.text import end_tokens, ending
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.sampler.protocol import calls_by_engine
+from plimsoll.sampler.text import end_tokens, ending
 from plimsoll.train.run_data import template_of
 
 EnvironmentKind = EnvironmentFactory | EpisodeAgent
@@ -139,8 +139,6 @@ def _player(
     if isinstance(kind, EnvironmentFactory):
         return Player(rules, partial(play, _environment(config, kind, scorer), rules))
     assert endpoint is not None, "opened where there is an agent"
-    if kind.close is not None:
-        scorer.held.push_async_callback(kind.close)
     return Player(rules, partial(play_agent, ServedAgent(kind, config.options, endpoint), rules))
 
 

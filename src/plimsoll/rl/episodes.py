@@ -22,7 +22,7 @@ from plimsoll.reward.rule import quote_beginning
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.reward.source import side_by_side
 from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
-from plimsoll.rollout.protocol import Ask, Request, derive_seeds
+from plimsoll.sampler.protocol import Ask, Request, derive_seeds
 
 
 @dataclass(frozen=True)

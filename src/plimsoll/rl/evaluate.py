@@ -15,12 +15,12 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import failure
 from plimsoll.records import Prompt, Trajectory
+from plimsoll.resolve.eval_sets import EvalSet
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.references import voting_of
 from plimsoll.rl.answers import Answering, FailedGroups, answers
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.run.numbers import mean
-from plimsoll.spec.eval_sets import EvalSet
-from plimsoll.spec.run_spec import RunSpec
 
 HeldOut = Mapping[str, Sequence[Prompt]]
 Answered = Mapping[str, Sequence[Trajectory]]
@@ -80,7 +80,8 @@ def evaluation_figures(spec: RunSpec[RlConfig], answered: Answered) -> dict[str,
         eval_set.prefix: _set_figures(config.rewards, eval_set, answered[eval_set.key])
         for eval_set in sets
     }
-    plain = ["reward", *config.rewards, *config.scoring_models] if len(by_set) > 1 else []
+    rewarded = ["reward"] if config.is_rewarded else []
+    plain = [*rewarded, *config.rewards, *config.scoring_models] if len(by_set) > 1 else []
     means = {name: mean(figures[name] for figures in by_set.values()) for name in plain}
     return means | {f"{p}{name}": x for p, figures in by_set.items() for name, x in figures.items()}
 
@@ -97,13 +98,15 @@ def _set_figures(
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean of the reward and of each of its parts, by name.
+    """Return the mean of the reward, if a part has a weight, and of each of its parts, by name.
 
     With several prompts, each mean has a 95 % confidence interval over prompts (`<name>_low`,
     `<name>_high`).
     """
-    values = {"reward": [t.reward for t in trajectories]}
-    for i, part in enumerate(trajectories[0].rewards):
+    parts = trajectories[0].rewards
+    weighted = any(part.weight for part in parts)
+    values = {"reward": [t.reward for t in trajectories]} if weighted else {}
+    for i, part in enumerate(parts):
         values[part.name] = [t.rewards[i].value for t in trajectories]
     return _means(values, trajectories)
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.data.packing import pack, pack_groups
-from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
-from plimsoll.spec.roles import RoleName
+from plimsoll.resolve.roles import RoleName
+from plimsoll.trainer.worker import Worker
 
 ByTrajectory = Sequence[Floats]
 """For each trajectory, a number for each of its learned tokens."""

@@ -11,6 +11,8 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Trajectory
+from plimsoll.resolve.rules.stored import check_replayed
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.buffer import staleness_metrics
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
@@ -18,8 +20,6 @@ from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories
-from plimsoll.spec.rules.stored import check_replayed
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import RunSession
 
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from plimsoll.errors import EngineDied
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlWork
-from plimsoll.run.restarts import count_of, recent
 from plimsoll.run.state import RunState
+from plimsoll.run.supervised import count_of, recent
 
 R = TypeVar("R")
 

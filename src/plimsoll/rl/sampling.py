@@ -13,15 +13,18 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.config.run import DynamicSampling
 from plimsoll.records import Ints, Prompt, Trajectory
+from plimsoll.resolve.choices import advantage_needs
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, FailedGroups, answers
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.run.numbers import mean
-from plimsoll.spec.choices import advantage_needs
-from plimsoll.spec.run_spec import RunSpec
 
 Draw = Callable[[int, int], Sequence[Prompt]]
 """A function of (first, count) that returns `count` of the step's prompts, from number `first`."""
+
+_PROBE_TOKENS = 64
+"""Of each sequence of the probe: a sync costs as much with long prompts as with short ones."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,10 @@ def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
 def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[Ints]:
     """Return the token sequences by which each weight sync is checked.
 
-    They are the first prompts of the data with at least two tokens, because a sequence's first
-    token has no log-prob. If all prompts have one token, two of them are joined.
+    They are the beginnings of the first prompts of the data with at least two tokens, because a
+    sequence's first token has no log-prob. If all prompts have one token, two of them are joined.
     """
     long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
     pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])
     probe = (long_enough or [pair])[: spec.config.rollout.sync.probe_sequences]
-    return [tokens.astype(np.int64) for tokens in probe]
+    return [tokens[:_PROBE_TOKENS].astype(np.int64) for tokens in probe]

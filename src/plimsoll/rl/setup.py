@@ -20,21 +20,21 @@ from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import CountRows, Loaded, source_key
 from plimsoll.data.order import Ascending, MixedOrder, Portion
 from plimsoll.data.template import Template
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.model.disturbance import ROUNDING
 from plimsoll.records import Prompt
+from plimsoll.resolve.engine_rules import rollout_rules
+from plimsoll.resolve.job import SOURCE, source_in
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.sampling import probe_sequences
-from plimsoll.rollout.protocol import EngineSpec, RolloutEngine, rollout_build
-from plimsoll.rollout.sync import WeightSync, prepare_sync
-from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import plural
-from plimsoll.spec.engine_rules import rollout_rules
-from plimsoll.spec.job import SOURCE, source_in
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.sampler.protocol import EngineSpec, RolloutEngine, rollout_build
+from plimsoll.sampler.sync import WeightRoute, WeightSync, prepare_sync
+from plimsoll.sampler.text import check_turn_end
 from plimsoll.train.from_data import Work
 from plimsoll.train.run_data import LoadRows, RunData, load_data
 from plimsoll.train.session import RunSession
+from plimsoll.trainer.worker import Worker
 
 RlData = RunData[Prompt]
 RlWork = Work[RlConfig, Prompt]
@@ -155,17 +155,40 @@ def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
     """Return the sync of weights to the engines, after comparing both sides' first weights."""
+    return prepare_sync(
+        weight_route(cluster, spec),
+        spec.config.rollout.sync,
+        probe_sequences(data.train, spec),
+        coarser_dtype(spec),
+        send_first=sends_first(spec),
+    )
+
+
+def weight_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
+    """Return the way of the actor's weights to the engines."""
     rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.ranks)
     quantised = spec.actor.model.quantization != "none"
     published = rollout_build(rollout).as_published
-    whole = ActorRoute(cluster, budget, published, rollout, all_first=quantised)
-    return prepare_sync(
-        AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole,
-        rollout.sync,
-        probe_sequences(data.train, spec),
-        max((spec.actor.model.dtype, rollout.rounds_as), key=lambda name: ROUNDING[name]),
-        send_first=quantised or spec.rank_sleep != "none",
-    )
+    all_first = quantised or _begins_adapted(spec)
+    whole = ActorRoute(cluster, budget, published, rollout, all_first=all_first)
+    return AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole
+
+
+def coarser_dtype(spec: RunSpec[RlConfig]) -> str:
+    """Return the coarser of the formats of numbers in which trainer and engines compute."""
+    both = spec.actor.model.dtype, spec.config.rollout.rounds_as
+    return max(both, key=lambda name: ROUNDING[name])
+
+
+def sends_first(spec: RunSpec[RlConfig]) -> bool:
+    """Return whether engines need the trainer's weights before they compute as it does."""
+    changed = spec.actor.model.quantization != "none" or _begins_adapted(spec)
+    return changed or spec.rank_sleep != "none"
+
+
+def _begins_adapted(spec: RunSpec[RlConfig]) -> bool:
+    """Return whether the actor begins with an adapter of an earlier run."""
+    return spec.actor.adapter is not None and spec.actor.adapter.path is not None
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:

@@ -46,10 +46,10 @@ def gigabytes_text(count: float) -> str:
 
 
 def use_text(measured: int, predicted: int | None) -> str:
-    """Return measured and predicted bytes as `1.93 of 2.1 GB`; only the measured if None."""
+    """Return measured and predicted bytes as `1.93 GB (plan 2.1)`; only the measured if None."""
     if predicted is None:
         return gigabytes_text(measured)
-    return f"{_gigabytes(measured)} of {_gigabytes(predicted)} GB"
+    return f"{_gigabytes(measured)} GB (plan {_gigabytes(predicted)})"
 
 
 def _gigabytes(count: float) -> str:

@@ -178,6 +178,18 @@ class RunDirectory:
         """Return the paths of the trajectory files by step, in the order of steps."""
         return dict(sorted(_by_step(self.path / "trajectories")))
 
+    def sampled_step(self, step: int | None) -> tuple[int, Path]:
+        """Return (step, path) of a step's trajectory file; of the last one if `step` is None.
+
+        Raises ConfigError if there is none.
+        """
+        files = self.trajectories()
+        number = max(files, default=0) if step is None else step
+        if number not in files:
+            kept = f"Give one of {min(files)} to {max(files)}" if files else "It has none at all"
+            raise ConfigError(f"{self.path} has no trajectories of step {number}. {kept}.")
+        return number, files[number]
+
     def bad_path(self, step: int) -> Path:
         """Return the path of the Parquet file with what a bad step would have learned from."""
         return self.path / "bad" / f"step-{step:06d}.parquet"
@@ -226,21 +238,34 @@ class RunDirectory:
 def existing_run(path: Path) -> RunDirectory:
     """Return the run directory at a path, for reading.
 
-    Raises ConfigError if it is no directory, or if a link in it leads out of it: what is read of
-    somebody else's run would be a file of one's own, and stand in a report. Checkpoints, the final
-    model and TensorBoard's files may be elsewhere.
+    Raises ConfigError if it is no directory, and the errors of `refuse_strange_files`.
     """
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
+    refuse_strange_files(path)
+    return RunDirectory(path)
+
+
+def refuse_strange_files(path: Path) -> None:
+    """Raise ConfigError if a link in a run directory leads out of it, or if a file is none.
+
+    What is read of somebody else's run would be a file of one's own, and stand in a report; and
+    reading a pipe has no end. Checkpoints, the final model and TensorBoard's files may be
+    elsewhere.
+    """
     home, elsewhere = path.resolve(), {"checkpoints", "model", "tensorboard"}
-    for item in chain(path.iterdir(), path.glob("trajectories/*"), path.glob("bad/*")):
-        inside = item.resolve().is_relative_to(home) or item.name in elsewhere
-        if item.is_symlink() and not inside:
+    folders = filter(Path.is_dir, (path, path / "trajectories", path / "bad"))
+    # Entries know what they are without a call of the system: a watched run is looked at often.
+    for entry in chain.from_iterable(map(os.scandir, folders)):
+        item = Path(entry)
+        may_lead_out = entry.is_symlink() and entry.name not in elsewhere
+        if may_lead_out and not item.resolve().is_relative_to(home):
             raise ConfigError(
                 f"{item} is a link to {item.resolve()}, which is outside of the run directory. "
                 "Reports would show what is there. Put the file itself there, or remove the link."
             )
-    return RunDirectory(path)
+        if not (entry.is_file() or entry.is_dir()) and item.exists():
+            raise ConfigError(f"{item} is neither a file nor a directory. Remove it.")
 
 
 def open_run(

@@ -164,7 +164,7 @@ def plain_line(progress: RunProgress) -> str:
     parts = [
         f"{progress.job} step {report.step:>{width}}/{progress.steps}",
         *(f"{name} {_pad(figure)}" for name, figure in headline(report.metrics).items()),
-        f"{report.tokens_per_second:>8,.0f} tokens/s",
+        *([f"{report.tokens_per_second:>8,.0f} tokens/s"] if report.step else []),
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
         *([f"left {progress.left}"] if progress.left else []),

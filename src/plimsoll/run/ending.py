@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Literal
 
 from plimsoll.config.json_text import parse_json
+from plimsoll.config.secrets import mask_secrets
 from plimsoll.errors import Interrupted, NodesMissing, PlimsollError, Recovery
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import explaining_full_disk, write_whole
@@ -157,7 +158,8 @@ def _write(run: RunDirectory, end: RunEnd) -> None:
     An error of the disk is printed, not raised: it would hide the error that ended the run.
     """
     now = read_current_phase(run.now_path)
-    end = replace(end, step=0 if now is None else now.step)
+    # Here, as whoever reads the file may not have the variables whose values are secret.
+    end = replace(end, step=0 if now is None else now.step, why=mask_secrets(end.why))
     text = json.dumps(asdict(end)) + "\n"
     try:
         write_whole(run.end_path, text)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import inf, isnan, nan
 from types import MappingProxyType
 
+from plimsoll.run.gaming import LENGTH, MOST_DRIFT, WINDOW, Drift
+
 StepMetrics = Mapping[str, float]
 Bounds = tuple[float, float]
 
@@ -92,6 +94,19 @@ _DIFFERENT = HealthAdvice(
 RANGES: Mapping[str, HealthyRange] = MappingProxyType(
     {
         "reward": HealthyRange("the mean reward", _constant(-inf, inf), _NEVER, _NEVER),
+        LENGTH: HealthyRange(
+            "the correlation of reward and length within groups",
+            _constant(-0.7, 0.7),
+            HealthAdvice(
+                "Short responses are rewarded, whatever they say; or long ones are cut off.",
+                "reading the responses below, truncated, a larger rollout.sampling.max_new_tokens.",
+            ),
+            HealthAdvice(
+                "Long responses are rewarded, whatever they say.",
+                "reading the responses below; a reward that looks at the answer alone, or the "
+                "reward overlong.",
+            ),
+        ),
         "kl": HealthyRange(
             "the KL of the actor from the reference, nats per response",
             _kl_bounds,
@@ -309,12 +324,24 @@ _NOT_A_NUMBER = HealthAdvice(
 )
 
 
+_DRIFTED = f"mean of {WINDOW} steps; the range is around that of the first {WINDOW}"
+_GAMED = HealthAdvice(
+    "What decides the reward has changed: the policy may please a part of it, or its length, in a "
+    "way that was not meant.",
+    "reading the responses below (plimsoll rollouts RUN --best), the curves of reward/<part> and "
+    "response_tokens, another weight of the part.",
+)
+
+
 class HealthWatch:
     """The health of a run in progress: the last step at which each metric was out of its range."""
 
     def __init__(self, rows: Sequence[Mapping[str, float | None]] = ()) -> None:
         """Begin with no rows, or with the rows of a resumed run's metrics.jsonl (None for NaN)."""
         self._last_outside: dict[str, int] = {}
+        self._drift = Drift()
+        for row in rows[:-QUIET]:
+            self._drift.add(row)
         for row in rows[-QUIET:]:
             metrics = {name: nan if value is None else value for name, value in row.items()}
             self.add(int(row["step"] or 0), metrics)
@@ -324,7 +351,10 @@ class HealthWatch:
 
         A warning is shown if the figure was in its range in the last `QUIET` steps.
         """
-        due = due_warnings(step, metrics)
+        due = due_warnings(step, metrics) + [
+            HealthWarning(name, now, before - MOST_DRIFT, before + MOST_DRIFT, _DRIFTED, _GAMED)
+            for name, (before, now) in self._drift.add(metrics).items()
+        ]
         new = [w for w in due if step - self._last_outside.get(w.metric, -inf) > QUIET]
         self._last_outside |= {warning.metric: step for warning in due}
         return new

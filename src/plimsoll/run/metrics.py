@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.gaming import suspects
 from plimsoll.run.health import HealthWatch
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
@@ -40,7 +41,9 @@ class MetricsSink:
         self.progress.update(report)
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):
-                self.progress.note(str(warning))
+                groups = read_groups(sampled) if sampled.is_file() else ()
+                seen = suspects(warning.metric, warning.value, groups)
+                self.progress.note(f"{warning} Look at {seen}." if seen else str(warning))
                 self.notify(f"step {report.step}: {warning.headline}")
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:

@@ -19,6 +19,9 @@ from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepRepo
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ABOUT = {"sync": ": the log-probs of each engine are compared with the trainer's"}
+"""What a first phase does that may take minutes."""
+
 
 @dataclass
 class _Phase:
@@ -116,7 +119,7 @@ class Progress:
         if not self._steps_seen and phase not in self._begun:
             self._begun.add(phase)
             for display in self._displays:
-                display.begin(f"{self._job}: {phase} begins")
+                display.begin(f"{self._job}: {phase} begins{_ABOUT.get(phase, '')}")
 
     def count_calls(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a wrapper of the function that counts its finished calls in the current phase."""

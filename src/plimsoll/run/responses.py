@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.run.numbers import mean, rank
 from plimsoll.run.output import safe_text
+from plimsoll.run.trajectories import read_bounded
 
 _GAP = " ... "
 
@@ -129,7 +130,7 @@ def read_responses(path: Path) -> list[SampledResponse]:
     """Return all responses of a trajectory file, in the order of its rows."""
     names = pq.read_schema(path).names
     parts = [name for name in names if name.startswith(_PART)]
-    table = pq.read_table(path, columns=[*(n for n in _READ if n in names), "tokens", *parts])
+    table = read_bounded(path, [*(n for n in _READ if n in names), "tokens", *parts])
     lengths = pc.list_value_length(table["tokens"]).to_pylist()
     rows = table.drop_columns(["tokens"]).to_pylist()
     return [_response(row, length, parts) for row, length in zip(rows, lengths, strict=True)]

@@ -11,7 +11,7 @@ from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.responses import ResponseGroup
 
 _HEADLINE = re.compile(
-    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
+    r"reward|reward/.+|rewards/margin|accuracy|kl|(teacher_)?divergence|loss|value_loss|eval/.+"
 )
 _HEADLINES = 8
 BEFORE_STEPS = frozenset({"data", "precompute", "load"})

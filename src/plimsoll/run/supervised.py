@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -16,6 +17,19 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from plimsoll.run.files import write_whole
+
+_HOUR = 3600.0
+
+
+def recent(times: Sequence[float]) -> int:
+    """Return how many of the times are within the hour that ends with the last; seconds."""
+    return sum(time > times[-1] - _HOUR for time in times)
+
+
+def count_of(times: Sequence[float], most: int, what: str) -> str:
+    """Return text such as `2 of 3 times in an hour for engines: run.restarts`."""
+    return f"{recent(times)} of {most} times in an hour for {what}: run.restarts"
+
 
 if TYPE_CHECKING:
     from plimsoll.config.cluster import ClusterConfig

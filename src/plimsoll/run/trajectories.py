@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.records import Floats, Prompt, RewardPart, Trajectory, Turn
 from plimsoll.run.files import whole_file
 
@@ -22,6 +23,15 @@ _PARTS = pa.list_(
 _PROMPT_TOKENS = pa.list_(pa.int32())
 _IDS = pa.list_(pa.int64())
 _PER_TOKEN = pa.list_(pa.float32())
+_SCORES = (
+    "advantages",
+    "trainer_logprobs",
+    "reference_logprobs",
+    "values",
+    "returns",
+    "teacher_logprobs",
+)
+"""The fields of `TokenScores`; a column each."""
 _TURNS = pa.list_(
     pa.struct(
         [
@@ -35,8 +45,8 @@ _BRANCHES = pa.list_(
         [
             *(("prompt_tokens", _PROMPT_TOKENS), ("response", pa.string()), ("tokens", _IDS)),
             *(("loss_mask", pa.list_(pa.bool_())), ("finish_reason", pa.string())),
-            *(("sampler_logprobs", _PER_TOKEN), ("trainer_logprobs", _PER_TOKEN)),
-            *(("advantages", _PER_TOKEN), ("weight_versions", _IDS)),
+            *(("sampler_logprobs", _PER_TOKEN), ("weight_versions", _IDS)),
+            *((name, _PER_TOKEN) for name in _SCORES),
             *(("turns", _TURNS), ("token_rewards", _PER_TOKEN)),
         ]
     )
@@ -45,6 +55,8 @@ _EPISODE = ["environment", "turns", "token_rewards", "figures", "earlier"]
 """Additional columns in runs with environments."""
 _VALUE = "reference_value"
 """Additional column in runs with references that are not text; its values are JSON text."""
+_ROW = "row"
+"""Column that older files lack: what else rewards read of a prompt's row, as JSON text."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
     *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
@@ -66,6 +78,14 @@ class TokenScores:
     trainer_logprobs: Sequence[Floats] | None = None
     """Log-probs in nats that the trainer computed with the weights of the sampling policy; None if
     it did not compute them."""
+    reference_logprobs: Sequence[Floats] | None = None
+    """Log-probs in nats under the reference; None without a reference."""
+    values: Sequence[Floats] | None = None
+    """The critic's values; None without a critic."""
+    returns: Sequence[Floats] | None = None
+    """The targets of the critic's values; None without a critic."""
+    teacher_logprobs: Sequence[Floats] | None = None
+    """Log-probs in nats under a teacher; None without one."""
 
 
 _UNSCORED = TokenScores()
@@ -122,10 +142,8 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
     prompts = [t.prompt for t in ts]
     branches = [branch for t in ts for branch in t.branches]
     last = np.cumsum([len(t.branches) for t in ts]) - 1
-    every_advantage = _check_arrays("advantages", scores.advantages, branches)
-    every_logprob = _check_arrays("trainer_logprobs", scores.trainer_logprobs, branches)
-    advantages = [every_advantage[i] for i in last]
-    trainer_logprobs = [every_logprob[i] for i in last]
+    scored = {name: _check_arrays(name, getattr(scores, name), branches) for name in _SCORES}
+    of_last = {name: [arrays[i] for i in last] for name, arrays in scored.items()}
     columns = {
         "step": pa.array([step] * len(ts), pa.int64()),
         "group": pa.array([t.group for t in ts], pa.int64()),
@@ -135,6 +153,7 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "columns": pa.array([json.dumps(dict(p.columns)) for p in prompts], pa.string()),
         "prompt": pa.array([p.text for p in prompts], pa.string()),
         "prompt_tokens": pa.array([p.tokens for p in prompts], _PROMPT_TOKENS),
+        _ROW: pa.array(map(_row_text, prompts), pa.string()),
         "response": pa.array([t.response_text for t in ts], pa.string()),
         "tokens": pa.array([t.response_tokens for t in ts], _IDS),
         "loss_mask": pa.array([t.loss_mask for t in ts], pa.list_(pa.bool_())),
@@ -142,10 +161,9 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "reward": pa.array([t.reward for t in ts], pa.float64()),
         **_reward_columns(ts),
         "parts": pa.array([[asdict(part) for part in t.rewards] for t in ts], _PARTS),
-        "advantage_mean": pa.array(map(_learned_mean, advantages, ts), pa.float64()),
-        "advantages": pa.array(advantages, _PER_TOKEN),
+        "advantage_mean": pa.array(map(_learned_mean, of_last["advantages"], ts), pa.float64()),
         "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], _PER_TOKEN),
-        "trainer_logprobs": pa.array(trainer_logprobs, _PER_TOKEN),
+        **{name: pa.array(arrays, _PER_TOKEN) for name, arrays in of_last.items()},
         # The version of the weights that began each response; null without tokens.
         "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
         "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
@@ -154,13 +172,31 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         **_episode_columns(ts),
     }
     if len(branches) > len(ts):
-        rows = list(map(_branch, branches, every_advantage, every_logprob))
+        rows = [
+            _branch(t, {name: arrays[i] for name, arrays in scored.items()})
+            for i, t in enumerate(branches)
+        ]
         earlier = [rows[i - len(t.earlier) : i] for t, i in zip(ts, last, strict=True)]
         columns["earlier"] = pa.array(earlier, _BRANCHES)
     return pa.table(columns)
 
 
-def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) -> dict[str, Any]:
+def _row_text(prompt: Prompt) -> str | None:
+    """Return what else rewards read of a prompt's row, as JSON text; None if there is nothing."""
+    messages = [dict(message) for message in prompt.messages]
+    row = {"named": dict(prompt.named), "messages": messages, "is_text": prompt.is_text}
+    return json.dumps(row) if any(row.values()) else None
+
+
+def _row_values(text: str | None) -> dict[str, Any]:
+    """Return the values that `_row_text` wrote, by the names of `Prompt`."""
+    if text is None:
+        return {}
+    row = json.loads(text)
+    return {"named": row["named"], "messages": (*row["messages"],), "is_text": row["is_text"]}
+
+
+def _branch(t: Trajectory, scores: Mapping[str, Floats | None]) -> dict[str, Any]:
     """Return the values of an earlier branch by column name."""
     return {
         "prompt_tokens": t.prompt.tokens,
@@ -169,8 +205,7 @@ def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) ->
         "loss_mask": t.loss_mask,
         "finish_reason": t.finish_reason,
         "sampler_logprobs": t.sampler_logprobs,
-        "trainer_logprobs": trainer,
-        "advantages": advantages,
+        **scores,
         "weight_versions": t.weight_versions,
         "turns": [asdict(turn) for turn in t.turns],
         "token_rewards": t.token_rewards,
@@ -260,8 +295,34 @@ def read_draw(path: Path) -> StepDraw | None:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Return the trajectories of a file; raise ConfigError if it lacks columns or is damaged."""
-    try:
+    with _explaining_damage(path):
         return _read_trajectories(path)
+
+
+def read_scores(path: Path) -> TokenScores:
+    """Return the numbers per token of a file; raise ConfigError if it is damaged.
+
+    Columns that an older version did not write count as not computed.
+    """
+    with _explaining_damage(path):
+        names = set(pq.read_schema(path).names)
+        present = [name for name in _SCORES if name in names]
+        rows = read_bounded(path, [*present, *names & {"earlier"}]).to_pylist()
+        branches = [branch for row in rows for branch in (*(row.get("earlier") or ()), row)]
+        return TokenScores(**{name: _scores(branches, name) for name in present})
+
+
+def _scores(branches: Sequence[Mapping[str, Any]], name: str) -> list[Floats] | None:
+    values = [branch.get(name) for branch in branches]
+    if any(value is None for value in values):
+        return None
+    return [np.array(value, np.float32) for value in values]
+
+
+@contextmanager
+def _explaining_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
         raise ConfigError(
             f"{path} cannot be read as trajectories: {error}. Copy the file again, or remove it."
@@ -276,8 +337,8 @@ def _read_trajectories(path: Path) -> list[Trajectory]:
             f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
             "wrote it, which did not keep them. Give the run.directory of a newer run."
         )
-    columns = [*_WHOLE, *(name for name in (_VALUE, *_EPISODE) if name in names)]
-    return [_trajectory(row) for row in pq.read_table(path, columns=columns).to_pylist()]
+    columns = [*_WHOLE, *(name for name in (_VALUE, _ROW, *_EPISODE) if name in names)]
+    return [_trajectory(row) for row in read_bounded(path, columns).to_pylist()]
 
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
@@ -293,6 +354,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
             json.loads(row["columns"]),
             environment=row.get("environment", ""),
             reference_value=json.loads(row.get(_VALUE) or "null"),
+            **_row_values(row.get(_ROW)),
         ),
         group=row["group"],
         sample_index=row["sample_index"],
@@ -308,3 +370,27 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         figures=json.loads(row.get("figures", "{}")),
         earlier=tuple(_trajectory({**branch_row, **branch}) for branch in row.get("earlier") or ()),
     )
+
+
+_LEAST_ROOM, _MOST_TIMES = 2**28, 100
+"""Bytes that the rows of any file may take, and how many times its own bytes they may take more."""
+
+
+def read_bounded(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a Parquet file, which somebody else may have written.
+
+    Raises PlimsollError if they take far more memory than the file: one value, written once, may
+    stand in any number of rows.
+    """
+    most = _LEAST_ROOM + _MOST_TIMES * path.stat().st_size
+    held, batches = 0, list[pa.RecordBatch]()
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=64, columns=columns):
+            held += batch.nbytes
+            if held > most:
+                raise PlimsollError(
+                    f"{path} has {path.stat().st_size:,} bytes, and its rows take more than "
+                    f"{most:,}. No run writes such a file; remove it."
+                )
+            batches.append(batch)
+        return pa.Table.from_batches(batches) if batches else file.read(columns)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from plimsoll.spec.run_spec import Phase
+from plimsoll.resolve.run_spec import Phase
 
 Where = Literal["device", "host", "disk"]
 

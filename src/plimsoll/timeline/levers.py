@@ -18,9 +18,9 @@ from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Code
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Hardware
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Kind, Where
 
 LeverValue = bool | int | float | str | None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from plimsoll.spec.roles import is_role, load_order
-from plimsoll.spec.run_spec import PHASES, Phase
+from plimsoll.resolve.roles import is_role, load_order
+from plimsoll.resolve.run_spec import PHASES, Phase
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where
 
 INSTANTS: dict[Phase, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ load, score and train, and while the final model is gathered.
 from __future__ import annotations
 
 from plimsoll.config.cluster import RankSleep
-from plimsoll.spec.roles import RoleName
+from plimsoll.resolve.roles import RoleName
 from plimsoll.timeline.items import Moment
 
 _APART = frozenset({Moment("rollout", "generate"), Moment("save", "write")})

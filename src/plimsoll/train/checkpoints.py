@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import CannotWrite
 from plimsoll.machine.faults import fault_point
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
 from plimsoll.run.manifest import SavedFile, measure_file, other_sizes, write_manifest
 from plimsoll.run.mirror import Mirror
 from plimsoll.run.state import RunState
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.trainer.worker import Worker
 
 R = TypeVar("R")
 _ByRole = Mapping[RoleName, Sequence[R]]

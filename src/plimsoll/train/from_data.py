@@ -14,14 +14,13 @@ from typing import Generic, TypeVar
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
-from plimsoll.engine.schedule import learning_rate
 from plimsoll.errors import PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.records import Prompt, Row, samples_of
+from plimsoll.resolve.job import ConfigT
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
 from plimsoll.run.counting import first_of
 from plimsoll.run.readings import Planned
-from plimsoll.spec.job import ConfigT
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.run_data import (
     LoadRows,
@@ -41,6 +40,7 @@ from plimsoll.train.saving import (
 )
 from plimsoll.train.session import RunSession, open_session, step_metrics
 from plimsoll.train.update import OptimizerStep, update
+from plimsoll.trainer.schedule import learning_rate
 
 ItemT = TypeVar("ItemT", bound=Row | Prompt)
 RowT = TypeVar("RowT", bound=Row)

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from plimsoll.config.model import ModelConfig
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 
 
 def policy_use(path: Path) -> str:

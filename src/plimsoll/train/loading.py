@@ -9,14 +9,14 @@ from transformers import PreTrainedTokenizerBase
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.worker import Worker
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Sample, samples_of
-from plimsoll.spec.engine_rules import trainer_rules
-from plimsoll.spec.job import ConfigT
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.engine_rules import trainer_rules
+from plimsoll.resolve.job import ConfigT
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.train.from_data import ItemT, RowT, Work
+from plimsoll.trainer.worker import Worker
 
 
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:

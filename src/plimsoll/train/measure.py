@@ -17,16 +17,16 @@ from plimsoll.algorithm.figures import share_interval
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
-from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts, Pair, Sample
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.chart import Chart, ChartLine, draw_charts
 from plimsoll.run.displays import counting
 from plimsoll.run.files import write_whole
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.loading import load_measured
 from plimsoll.train.run_data import LoadRows, load_held_out, row_counts
 from plimsoll.train.update import pack_rows
+from plimsoll.trainer.worker import Worker
 
 T = TypeVar("T")
 R = TypeVar("R")

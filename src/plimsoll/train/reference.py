@@ -22,16 +22,16 @@ from huggingface_hub import snapshot_download
 
 from plimsoll.config.engine import ReferenceLogprobsConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.checks import as_config_error
 from plimsoll.records import Floats, Row, samples_of
+from plimsoll.resolve.job import ConfigT
 from plimsoll.run.counting import plural
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
-from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
 from plimsoll.train.loading import load_role, load_roles
 from plimsoll.train.update import Packs, log_probs, pack_rows
+from plimsoll.trainer.worker import Worker
 
 ScoringPhase = Literal["score", "eval"]
 

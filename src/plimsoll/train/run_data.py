@@ -17,10 +17,10 @@ from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Prompt, Row
+from plimsoll.resolve.model_files import read_model_json
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
-from plimsoll.spec.model_files import read_model_json
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.resuming import (
     Items,
     Sources,

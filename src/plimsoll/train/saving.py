@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from shlex import quote
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
-from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.run.manifest import find_damage
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.resuming import changed_settings
 from plimsoll.train.session import RunSession, config_text
+from plimsoll.trainer.worker import Worker
 
 
 def is_finished(session: RunSession, state: RunState) -> bool:

@@ -25,7 +25,6 @@ from plimsoll.config.keys import dump_config
 from plimsoll.config.yaml_tree import read_tree, value_at
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
-from plimsoll.engine.worker import UpdateResult, Worker
 from plimsoll.errors import (
     ConfigError,
     FunctionFailed,
@@ -37,6 +36,8 @@ from plimsoll.errors import (
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import read_host, reset_process_peak
+from plimsoll.resolve.rules.settings import check_agreement
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.bad_steps import BAD_STEPS, BadSteps
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
@@ -59,11 +60,10 @@ from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.run.supervised import tell_of_run
-from plimsoll.spec.rules.settings import check_agreement
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.checkpoints import Checkpoints
 from plimsoll.train.notify import notifying
-from plimsoll.train.tokenizers import check_tokenizers
+from plimsoll.train.tokenizers import check_templates, check_tokenizers
+from plimsoll.trainer.worker import UpdateResult, Worker
 
 _RELEASE_HEAP_BEFORE = ("eval", "save")
 """Phases before which the heap's free blocks are released. The heap keeps free blocks for a second.
@@ -312,6 +312,8 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
     """
     run, template = spec.run, given_template(spec.data)
     check_tokenizers(spec.actor.model, spec.roles.values())
+    if spec.sampling is not None and template is None:
+        check_templates(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
         log = stack.enter_context(closing(RunLog(RunDirectory(Path(run.directory)).log_path)))
         mirror = None if run.mirror is None else Mirror(run.mirror, partial(_tell_and_log, log))

@@ -13,8 +13,8 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import load_tokenizer
-from plimsoll.spec.model_files import has_tokenizer
-from plimsoll.spec.roles import Role
+from plimsoll.resolve.model_files import has_tokenizer
+from plimsoll.resolve.roles import Role
 
 
 def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
@@ -35,6 +35,27 @@ def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
         if role.name == "teacher" or has_tokenizer(role.model.path):
             _check_texts(role, actor)
         _check_embedding(role, actor)
+
+
+def check_templates(actor: ModelConfig, others: Iterable[Role]) -> None:
+    """Raise ConfigError if a teacher knows another form of conversations than the actor writes.
+
+    The teacher would take the marks of turns for surprising text, and no learning would close that
+    gap.
+    """
+    for role in others:
+        if role.name != "teacher" or Path(role.model.path) == Path(actor.path):
+            continue
+        its, own = (
+            load_tokenizer(model.path, model.trust_remote_code).chat_template
+            for model in (role.model, actor)
+        )
+        if its is not None and its != own:
+            raise ConfigError(
+                f"The chat template of teacher.model.path ({role.model.path!r}) is not that of "
+                f"the actor ({actor.path!r}), by which prompts are written: give "
+                "data.chat_template the one that both shall read, which is mostly the teacher's"
+            )
 
 
 def _check_head(teacher: ModelConfig, actor: ModelConfig) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.data.packing import pack, pack_pairs
-from plimsoll.engine.protocol import Objective
-from plimsoll.engine.worker import Abandoned, UpdateResult, Worker
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.trainer.protocol import Objective
+from plimsoll.trainer.worker import Abandoned, UpdateResult, Worker
 
 S = TypeVar("S")
 

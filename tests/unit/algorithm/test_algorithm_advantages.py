@@ -16,7 +16,7 @@ from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.groups import group_deviations, group_means, number_groups
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.spec.choices import AdvantageNeed
+from plimsoll.resolve.choices import AdvantageNeed
 
 torch.set_num_threads(1)
 

@@ -34,7 +34,7 @@ from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
 from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.errors import ConfigError, FunctionFailed
-from plimsoll.spec.choices import AdvantageNeed, advantage_needs, needs_sampler
+from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_sampler
 
 torch.set_num_threads(1)
 

@@ -29,7 +29,7 @@ from plimsoll.algorithm.policy_objective import (
 from plimsoll.algorithm.ratios import is_clamped, ratios
 from plimsoll.config.base import Choice
 from plimsoll.records import BatchCounts
-from plimsoll.spec.choices import needs_reference, needs_sampler
+from plimsoll.resolve.choices import needs_reference, needs_sampler
 
 torch.set_num_threads(1)
 

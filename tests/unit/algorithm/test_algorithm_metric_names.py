@@ -19,14 +19,14 @@ def test_what_every_run_writes_is_taken_in_every_job(package: str, name: str) ->
 
 
 def test_a_name_is_taken_where_the_job_has_it_and_free_elsewhere() -> None:
-    """`accuracy` is what the losses on pairs tell, and what KTO's evaluation does."""
+    """`accuracy` is of the losses on pairs and of KTO's evaluation; `nll` also of a teacher."""
     taken = {
         name: [p for p in LOSSES if is_run_metric(p, name)] for name in ("accuracy", "kl", "nll")
     }
     assert taken == {
         "accuracy": ["feedback_loss"],
         "kl": ["policy_loss"],
-        "nll": ["preference_loss"],
+        "nll": ["policy_loss", "preference_loss"],
     }
     assert not any(is_run_metric(package, "epochs") for package in LOSSES)
     assert not any(is_run_metric(package, "own/loss") for package in LOSSES)

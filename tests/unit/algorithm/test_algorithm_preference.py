@@ -22,7 +22,7 @@ from plimsoll.algorithm.figures import wilson_interval
 from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.spec.choices import needs_reference
+from plimsoll.resolve.choices import needs_reference
 
 torch.set_num_threads(1)
 

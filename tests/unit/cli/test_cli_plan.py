@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.cli import main
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
 SFT = """\

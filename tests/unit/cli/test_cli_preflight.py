@@ -33,9 +33,9 @@ from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine import versions
 from plimsoll.machine.versions import installed_version
-from plimsoll.rollout.vllm.rules import CPU_HEAD_SIZES
-from plimsoll.spec.load import load_spec
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.load import load_spec
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.sampler.vllm.rules import CPU_HEAD_SIZES
 
 Check = Callable[..., None]
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from plimsoll.cli import main
 from plimsoll.machine import versions
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 
 SFT = """\
 # sft: small enough for any machine

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.rollout.protocol import Request
+from plimsoll.sampler.protocol import Request
 
 
 def request(number: int, prompts: int = 1, responses: int = 1) -> Request:

@@ -10,9 +10,9 @@ from plimsoll.cluster.exit_reason import SILENT, exit_reason, start_error
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting
-from plimsoll.rollout.protocol import ENGINE_ENDED, EngineSpec
-from plimsoll.rollout.vllm.config import VllmConfig
 from plimsoll.run.readings import HostReading, Reading
+from plimsoll.sampler.protocol import ENGINE_ENDED, EngineSpec
+from plimsoll.sampler.vllm.config import VllmConfig
 
 GB = 10**9
 LOGS = "  Logs: /tmp/worker-1.{out,err}"

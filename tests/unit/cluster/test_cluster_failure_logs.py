@@ -14,7 +14,7 @@ from plimsoll.cluster.exit_reason import (
     message,
     says_out_of_memory,
 )
-from plimsoll.rollout.vllm.engine import logged_error
+from plimsoll.sampler.vllm.engine import logged_error
 
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: RankActor

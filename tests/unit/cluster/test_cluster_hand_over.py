@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from plimsoll.cluster.ray import RayCluster
-from plimsoll.engine.worker import Worker
-from plimsoll.rollout.protocol import RolloutEngine
+from plimsoll.sampler.protocol import RolloutEngine
+from plimsoll.trainer.worker import Worker
 
 Log = list[tuple[str, ...]]
 

@@ -22,10 +22,10 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.records import Prompt, single_turn
+from plimsoll.resolve.load import load_spec
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.trajectories import write_trajectories
-from plimsoll.spec.load import load_spec
 
 
 def only(package: str | None) -> Callable[[str], str]:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 from dataclasses import replace
-from fcntl import ioctl
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +17,6 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
-from plimsoll.run.console import Terminal
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.output import safe_text
 from plimsoll.run.responses import excerpt
@@ -163,23 +156,6 @@ def test_a_file_of_trajectories_is_shown_as_a_step(run: Path) -> None:
     assert show_rollouts(path, RolloutQuery(), None).startswith("Step 2, group 0: 2 responses")
 
 
-@pytest.mark.parametrize(("width", "beside"), [(120, True), (50, False)])
-def test_on_a_terminal_responses_stand_side_by_side_where_there_is_room(
-    run: Path, width: int, beside: bool
-) -> None:
-    console = Terminal(io.StringIO(), width=width, force_terminal=True, color_system=None)
-    lines = show_rollouts(run, RolloutQuery(order="best"), console).splitlines()
-    assert any("9 " in line and "nine" in line for line in lines) == beside
-    assert max(map(len, lines)) <= width
-
-
-def test_two_steps_stand_side_by_side_on_a_terminal(run: Path) -> None:
-    console = Terminal(io.StringIO(), width=100, force_terminal=True, color_system=None)
-    lines = show_rollouts(run, RolloutQuery(diff=1), console).splitlines()
-    assert any("Step 1, group 0" in line and "Step 5, group 0" in line for line in lines)
-    assert any("\\x1b[31m" in line for line in lines) and "\x1b" not in "\n".join(lines)
-
-
 def episode() -> Trajectory:
     """Of three turns: a call, what the tool says, and `12` with the end of the turn. Tokens are
     characters of `0123456789+=# `; 14 is the end."""
@@ -218,37 +194,11 @@ def test_an_episode_is_shown_turn_by_turn_with_calls_and_results(played: Path) -
     assert show_rollouts(played, RolloutQuery(), None).endswith(TURNS)
 
 
-@pytest.mark.parametrize("no_color", [True, False])
-def test_tool_calls_and_results_are_coloured_on_a_terminal(played: Path, no_color: bool) -> None:
-    console = Terminal(
-        io.StringIO(),
-        width=120,
-        force_terminal=True,
-        color_system="standard",
-        no_color=no_color,
-        legacy_windows=False,
-    )
-    shown = show_rollouts(played, RolloutQuery(), console)
-    coloured = {
-        "35": '<tool_call>{"name": "add"}</tool_call>',
-        "31": " (wrong: no arguments)",
-        "33": "[tool] add: 12",
-    }
-    for code, text in coloured.items():
-        assert (f"\x1b[{code}m{text}\x1b[0m" in shown) == (not no_color), shown
-        assert text in shown
-
-
 def test_a_mask_shows_all_tokens_and_which_are_learned_from(played: Path) -> None:
     shown = show_rollouts(played, RolloutQuery(mask=True), None)
     assert shown.endswith(f" | 7 tokens | version 0\n{MASK}")
     file = RunDirectory(played).trajectories_path(1)
     assert show_rollouts(file, RolloutQuery(mask=True), None) == shown
-    console = Terminal(
-        io.StringIO(), width=80, force_terminal=True, color_system="standard", no_color=False
-    )
-    shown = show_rollouts(played, RolloutQuery(mask=True), console)
-    assert "\x1b[32m+ 12<end>\x1b[0m" in shown and "\x1b[2m  ##\x1b[0m" in shown
 
 
 def test_a_mask_shows_each_branch(played: Path) -> None:
@@ -310,29 +260,3 @@ print("torch" in sys.modules)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.startswith("Step 1: 16 groups, 128 responses"), done.stderr
     assert done.stdout.endswith("False\n")
-
-
-@pytest.mark.parametrize("no_color", [{}, {"NO_COLOR": "1"}])
-def test_a_real_terminal_is_filled_to_its_width(run: Path, no_color: dict[str, str]) -> None:
-    controller, terminal = pty.openpty()
-    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-    command = [sys.executable, "-m", "plimsoll", "rollouts", str(run), "--best"]
-    process = subprocess.Popen(
-        command, stdout=terminal, env=env | {"TERM": "xterm-256color"} | no_color
-    )
-    os.close(terminal)
-    written = b""
-    while chunk := _read(controller):
-        written += chunk
-    assert process.wait(timeout=20) == 0
-    assert (b"\x1b[36m" in written) == (not no_color)  # cyan, of the figures
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).splitlines()
-    assert max(map(len, lines)) == 90 and any("nine" in line and "9 " in line for line in lines)
-
-
-def _read(controller: int) -> bytes:
-    try:
-        return os.read(controller, 65536)
-    except OSError:  # Linux's way to say that the other end is closed
-        return b""

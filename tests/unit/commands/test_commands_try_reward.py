@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plimsoll.cli import main
+from plimsoll.records import Prompt, RewardPart, single_turn
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.trajectories import write_trajectories
 
 ROWS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(3)]
 MINE = """
@@ -92,3 +96,49 @@ def test_what_cannot_be_tried_is_refused(
 ) -> None:
     code, _, error = run(capsys, *flags)
     assert code == 2 and said in error
+
+
+def write_step(home: Path, *texts: str) -> None:
+    """Write a step whose responses to row 0 got a reward `right` of 0.5, and one that is gone."""
+    path = RunDirectory(home / "earlier").trajectories_path(3)
+    path.parent.mkdir(parents=True)
+    (home / "earlier" / "metrics.jsonl").write_text("")
+    named = {"answer": "1", "question": "0+1?"}
+    prompt = Prompt(0, np.array([1, 2], np.int32), "0+1?", "1", named=named, is_text=True)
+    parts = (RewardPart("gone", 2.0, 0.1), RewardPart("right", 0.5))
+    tokens, logprobs = np.array([3], np.int64), np.zeros(1, np.float32)
+    rows = [
+        single_turn(prompt, i, tokens, logprobs, text, "stop", 0, parts, group=5)
+        for i, text in enumerate(texts)
+    ]
+    write_trajectories(path, 3, rows, None)
+
+
+def test_a_step_is_scored_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function gets the row's columns by their names; a part that is gone no longer counts."""
+    write_step(home, "1", "2")
+    code, out, _ = run(capsys, "--run", "earlier", "--rows", "2")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert lines == [
+        ["step", "3", "of", "earlier:", "2", "responses"],
+        [],
+        ["reward", "of", "the", "run", "now", "changed"],
+        ["gone", "2", "-", "-"],
+        ["right", "0.5", "0.5", "2", "of", "2"],
+        ["mine", "-", "0.5", "-"],
+        ["in", "all", "0.7", "0.75", "2", "of", "2"],
+        [],
+        ["response", "of", "the", "run", "now"],
+        ["5.0", "0.7", "1.5", "1"],
+        ["5.1", "0.7", "0", "2"],
+        [],
+        ["note:", "the", "run's", "reward", "gone", "is", "not", "in", "this", "config"],
+    ]
+
+
+def test_a_step_that_is_not_there(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_step(home, "1")
+    code, _, error = run(capsys, "--run", "earlier", "--step", "2")
+    assert code == 2 and "no trajectories of step 2" in error
+    assert run(capsys, "--step", "2")[0] == 2

@@ -6,14 +6,19 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from plimsoll.cli import main
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.run_config import refuse_code
+from plimsoll.commands.watch import answer_with
+from plimsoll.config.files import load_named, loading_only
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.page.watched import watch_runs
 from plimsoll.records import Prompt, RewardPart, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.trajectories import write_trajectories
@@ -76,9 +81,32 @@ def test_a_mask_reads_a_tokenizer_that_holds_code_only_of_a_trusted_run(
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.parametrize("name", ["my evil.py:loss", "evil.py:lo ss", "evil.py: loss"])
+def test_names_with_spaces_run_nothing_either(
+    name: str, run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my evil.py").write_text((tmp_path / "evil.py").read_text())
+    write(run, trusts="false", loss=f"{str(tmp_path / name)!r}")
+    assert main(["eval", str(run.path)]) == 2
+    assert "--trust-run" in capsys.readouterr().err and not (tmp_path / "mark").exists()
+
+
+def test_code_that_no_form_tells_is_refused_as_it_is_loaded(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag may name code; what the run itself names stays forbidden beside it."""
+    monkeypatch.chdir(tmp_path)
+    with loading_only({"evil.py:loss"}):
+        load_named("evil.py:loss")
+        for name in ("evil: loss", "antigravity:0x"):
+            with pytest.raises(ConfigError, match="untrusted"):
+                load_named(name)
+
+
 @pytest.mark.parametrize(
     "named",
     [
+        "rewards: {a: {name: 'antigravity:0x'}}",
         "preset: there/evil.yaml",
         "rewards: {a: {name: my.module:score}}",
         "rewards: {a: {name: code, options: {sandbox: none}}}",
@@ -87,7 +115,6 @@ def test_a_mask_reads_a_tokenizer_that_holds_code_only_of_a_trusted_run(
         "environment: {name: agent.py}",
         "environment: {name: command, options: {command: touch mark}}",
         "environment: {name: functions, tools: [ok, 'a.py:tool']}",
-        "environments: {a: {name: verifiers:x}}",
         "algorithm: {policy_loss: {name: 'loss.py:loss'}}",
         "reward: {model: {trust_remote_code: true}}",
         "cluster: {address: evil.example:6379}",
@@ -107,7 +134,7 @@ preset: grpo
 run: {directory: runs/one, mirror: 's3://bucket/one'}
 cluster: {address: null}
 actor: {model: {path: org/name, trust_remote_code: false}}
-data: {system: 'Say: yes', chat_template: "{{ messages }}: x"}
+data: {date: '2026-11-29T09:07:58', system: 'Say: yes', chat_template: "{{ messages }}: x"}
 rewards: {a: {name: code}, b: {http: {urls: ['http://127.0.0.1:80/x']}}}
 rollout: {vllm: {arguments: {kv_cache_dtype: fp8, enforce_eager: true}}}
 """
@@ -138,3 +165,38 @@ def test_links_within_a_run_and_to_its_checkpoints_are_followed(
     (tmp_path / "link").symlink_to(run.path)
     assert main(["rollouts", str(tmp_path / "link")]) == 0
     assert "1+1=" in capsys.readouterr().out
+
+
+def test_a_link_that_appears_while_a_run_is_watched_is_not_followed(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    (tmp_path / "private").write_text("mine\n")
+    run.log_path.write_text("its own\n")
+    watched = watch_runs([run.path])[0].look()
+    answered = answer_with(lambda: [watched])
+    assert "its own" in str(answered("console", {"run": "0"}))
+    run.log_path.unlink()
+    run.log_path.symlink_to(tmp_path / "private")
+    with pytest.raises(PlimsollError, match="is a link to"):
+        answered("console", {"run": "0"})
+    assert "is a link to" in watched.look().problem
+
+
+def test_a_pipe_in_a_run_is_refused(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(run.end_path)
+    assert main(["report", str(run.path)]) == 2
+    assert "end.json is neither a file nor a directory" in capsys.readouterr().err
+
+
+def test_a_small_file_of_very_many_bytes_is_refused(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One text, stored once, stands in every row."""
+    path = run.trajectories_path(1)
+    table = pq.read_table(path)
+    column = table.schema.get_field_index("response")
+    table = table.set_column(column, "response", pa.array(["x" * 2**20]))
+    pq.write_table(pa.concat_tables([table] * 300), path, compression="zstd")
+    assert path.stat().st_size < 2**20
+    assert main(["rollouts", str(run.path)]) != 0
+    assert "its rows take more than" in capsys.readouterr().err

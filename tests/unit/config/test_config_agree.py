@@ -14,8 +14,8 @@ from plimsoll.errors import ConfigError, PlimsollError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import job_of
-from plimsoll.rollout.vllm.config import vllm_of
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
+from plimsoll.sampler.vllm.config import vllm_of
 
 PPO = """\
 run: {directory: out, steps: 3}

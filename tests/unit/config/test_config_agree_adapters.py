@@ -12,7 +12,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import job_of
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 DATA = "data: {train: {path: rows.jsonl, prompt: p, response: r}}\n"
 PAIRS = "data: {train: {path: rows.jsonl, prompt: p, chosen: c, rejected: r}}\n"
@@ -57,6 +57,7 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
             "--rollout.vllm.adapter=merged",
         )
         for flag in (
+            "--actor.adapter.modules_to_save=[lm_head]",
             NF4,
             DORA,
             "--actor.adapter.rank=1000",

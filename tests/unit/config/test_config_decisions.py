@@ -14,14 +14,14 @@ from plimsoll.commands.placement import placement
 from plimsoll.config.base import AUTO
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import Tree, read_tree
-from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.spec import decisions
-from plimsoll.spec.rules.machine import local_host_rules
-from plimsoll.spec.run_spec import RunSpec, resolve, resolve_changed
+from plimsoll.resolve import decisions
+from plimsoll.resolve.rules.machine import local_host_rules
+from plimsoll.resolve.run_spec import RunSpec, resolve, resolve_changed
+from plimsoll.trainer.zero.config import ZeroConfig
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if path.parent.name != "cluster"]
@@ -177,12 +177,12 @@ def test_a_gpu_without_the_drivers_tools_is_not_planned_as_a_cpu(
 
 
 def test_no_file_of_the_source_decides_one_again() -> None:
-    """`"auto"` is a word of config/ and spec/ alone."""
+    """`"auto"` is a word of config/ and resolve/ alone."""
     source = EXAMPLES.parent / "src" / "plimsoll"
     files = [
         path.relative_to(source) for path in source.rglob("*.py") if '"auto"' in path.read_text()
     ]
-    assert {path.parts[0] for path in files} <= {"config", "spec"}
+    assert {path.parts[0] for path in files} <= {"config", "resolve"}
 
 
 def test_a_card_that_nobody_knows_is_an_error() -> None:

@@ -12,11 +12,11 @@ import torch
 from decided import decided_model, decided_role
 
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole
-from plimsoll.engine.process_group import check_device
-from plimsoll.engine.zero.config import FrozenZeroConfig, ZeroConfig
-from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings, zero_settings
 from plimsoll.errors import ConfigError
 from plimsoll.machine.host import free_port
+from plimsoll.trainer.process_group import check_device
+from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
+from plimsoll.trainer.zero.settings import deepspeed_settings, frozen_settings, zero_settings
 
 STAGES = (0, 1, 2, 3)
 
@@ -38,7 +38,7 @@ def values_of(settings: Any) -> list[object]:
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys, plimsoll.engine.zero.settings; print('torch' in sys.modules)"
+    script = "import sys, plimsoll.trainer.zero.settings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 

@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 PROMPTED = "{path: x.jsonl, prompt: q"
 COLUMNS = {

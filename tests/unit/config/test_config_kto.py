@@ -14,7 +14,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.jobs.which import load_any
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 KTO = """\
 run: {directory: out, steps: 3}

@@ -19,7 +19,7 @@ from plimsoll.config.yaml_tree import Tree, read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.sft import SftConfig
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 PPO = """\
 run: {directory: out, steps: 3}

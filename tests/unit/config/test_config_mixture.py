@@ -16,7 +16,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import job_of
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 SFT = """\
 run: {directory: out, steps: 3}

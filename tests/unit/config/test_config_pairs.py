@@ -11,7 +11,7 @@ from plimsoll.config.keys import find_key, keys_of
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 DPO = """\
 run: {directory: out, steps: 3}

@@ -14,8 +14,8 @@ from plimsoll.config.load import render_preset
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
+from plimsoll.resolve.load import load_spec, read_spec
 from plimsoll.rl.presets import PRESETS
-from plimsoll.spec.load import load_spec, read_spec
 
 MINIMAL: dict[str, Any] = {
     "run": {"directory": "out", "steps": 3},

@@ -14,9 +14,9 @@ from plimsoll.config.load import leaves
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS
+from plimsoll.resolve.load import load_spec, read_spec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.presets import PRESETS
-from plimsoll.spec.load import load_spec, read_spec
-from plimsoll.spec.run_spec import RunSpec
 
 MINIMAL: dict[str, Any] = {
     "run": {"directory": "out", "steps": 3},

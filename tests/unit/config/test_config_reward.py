@@ -15,7 +15,7 @@ from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.which import job_of, load_any
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 PAIRS = """\
 run: {directory: out, steps: 3}

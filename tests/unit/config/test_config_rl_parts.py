@@ -9,7 +9,7 @@ import yaml
 
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs import JOBS
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 CONFIG = {
     "run": {"directory": "out", "steps": 3},

@@ -74,6 +74,12 @@ def test_names_that_are_like_those_of_secrets(name: str) -> None:
         f"https://hooks.slack.com/services/T0/B0/{CANARY}",
         f"https://user:{CANARY}@host/path",
         f"hf_{CANARY}{CANARY} is not valid",
+        f"Authorization: Bearer {CANARY}",
+        f"curl -H 'x-api-key: {CANARY}'",
+        f"sent Bearer {CANARY}{CANARY} and was refused",
+        f'{{"password": "{CANARY}"}}',
+        f"options: {{api_key: {CANARY}}}",
+        f"plimsoll x --api-key {CANARY}",
     ],
 )
 def test_secrets_in_texts_are_masked(text: str) -> None:
@@ -88,7 +94,7 @@ def test_secrets_in_texts_are_masked(text: str) -> None:
         "plimsoll grpo c.yaml --rewards.a.judge.api_key OPENAI_API_KEY",
         "The variable HF_TOKEN should hold a token. Its key is a secret: see SECURITY.md.",
         "http://127.0.0.1:41111/abcdefghijklmnopqrstuv/  (Ctrl-C ends it)",
-        "Authorization: Bearer abcdefghijklmnopqrstuv  (asked of every caller)",
+        "Header of every caller: Authorization, and in it Bearer and this: abcdefghijklmnopqrstuv",
         "run.notify: SLACK_URL  No environment variable has this name.",
     ],
 )

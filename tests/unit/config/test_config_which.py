@@ -12,7 +12,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import job_of, load_any
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 BASE = "run: {directory: out, steps: 3}\nactor: {model: {path: model}}\n"
 SFT = BASE + "data: {train: {path: x, prompt: q, response: a}}\n"

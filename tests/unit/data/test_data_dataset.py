@@ -22,7 +22,7 @@ from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.rows import sampled_prompt_of
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.spec.columns import (
+from plimsoll.resolve.columns import (
     labelled_source,
     pair_source,
     rl_source,

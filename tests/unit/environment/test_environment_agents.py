@@ -20,7 +20,7 @@ from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.machine.guard import MOST_BYTES
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.rollout.protocol import Request
+from plimsoll.sampler.protocol import Request
 
 BY_NAME = {family.name: family for family in FAMILIES}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

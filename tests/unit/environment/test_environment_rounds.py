@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.rl.episodes import Rounds
-from plimsoll.rollout.protocol import Request
+from plimsoll.sampler.protocol import Request
 
 SAMPLING = SamplingConfig(max_new_tokens=8)
 

@@ -16,8 +16,8 @@ from plimsoll.jobs import JOBS
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.tiny import train_tokenizer
 from plimsoll.records import Prompt, single_turn
+from plimsoll.resolve.load import load_spec
 from plimsoll.reward.score import open_rewards
-from plimsoll.spec.load import load_spec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gsm8k"
 ROW = {

@@ -15,8 +15,8 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise import Advice, advise
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.sampler.vllm.config import VllmConfig
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 FITS = [

@@ -21,7 +21,7 @@ from plimsoll.commands.demo import prepare
 from plimsoll.config.flags import split_flags
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
 
 PROJECT = Path(__file__).parents[3]
 PAGES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from plimsoll.machine.fault_points import ANYWHERE, CONDITIONS, KINDS, POINTS
+from fault_injection.points import ANYWHERE, CONDITIONS, KINDS, POINTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "reliability.md"
 

@@ -27,7 +27,7 @@ def test_the_tables_of_levers_are_what_their_script_prints() -> None:
 
 
 WAYS = {
-    "a copy on every card": ["--reference.zero.stage", "0"],
+    "`reference.zero.stage: 0`: a copy on every card": ["--reference.zero.stage", "0"],
     "`reference.zero.stage: 3`": [],
     "`reference.zero.offload: cpu`, a copy for each card": [
         *("--reference.zero.stage", "0", "--reference.zero.offload", "cpu")

@@ -18,13 +18,15 @@ def gone(text: str) -> Iterator[str]:
     """Files and folders in backticks that are neither in the source nor in the project; of a name
     without a folder, those that no folder of the source has."""
     for name in re.findall(r"`([\w/*]+(?:\.py|\.json|/))`", text):
-        found = [*SOURCE.glob(name), *PROJECT.glob(name)]
+        found = [*SOURCE.glob(name), *SOURCE.parent.glob(name), *PROJECT.glob(name)]
         if not found and ("/" in name or not [*SOURCE.rglob(name)]):
             yield name
 
 
 def test_the_search_finds_what_it_should() -> None:
-    text = "`cli/jobs.py`, `jobs.py`, `spec/rules/*.py`, `reward/` and `tests/unit/`; `cli/jib.py`"
+    text = (
+        "`cli/jobs.py`, `jobs.py`, `resolve/rules/*.py`, `reward/` and `tests/unit/`; `cli/jib.py`"
+    )
     assert list(gone(f"{text}, `jib.py`, `rewards/`")) == ["cli/jib.py", "jib.py", "rewards/"]
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.interop.convert.openrlhf.table import FLAGS
-from plimsoll.interop.convert.verl.settings import FAMILIES, SETTINGS
 from plimsoll.jobs import JOBS
-from plimsoll.spec.load import load_spec
+from plimsoll.resolve.load import load_spec
+from plimsoll_convert.openrlhf.table import FLAGS
+from plimsoll_convert.verl.settings import FAMILIES, SETTINGS
 
 PROJECT = Path(__file__).parents[3]
 NAMES = "|".join(JOBS)
@@ -25,8 +25,8 @@ SECTIONS = sorted({key.path[0] for key in KEYS})
 FLAG = re.compile(r"(?<![\w.-])--([a-z_]+(?:\.[a-z_0-9<>]+)+)")
 KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?![\w(/])")
 FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
-PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth", "taskset.difficulty"}
-"""Of commands in general, of verl's columns, and of the config of a verifiers environment."""
+PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth"}
+"""Of commands in general, and of verl's columns."""
 OF_OPENRLHF = {
     word.rpartition(":")[2] for flag in FLAGS for word in [*flag.dotted.split(), flag.id]
 }
@@ -44,7 +44,7 @@ def documents() -> list[Path]:
 
 
 def example_configs() -> list[Path]:
-    folders = (PROJECT / "examples", PROJECT / "src", PROJECT / "benchmarks")
+    folders = (PROJECT / "examples", PROJECT / "benchmarks")
     found = (path for folder in folders for path in folder.rglob("*.yaml"))
     others = PROJECT / "examples" / "cluster"  # of containers
     return sorted(path for path in found if path.parent != others)

@@ -46,8 +46,8 @@ from plimsoll.records import (
     Trajectory,
     single_turn,
 )
+from plimsoll.resolve.choices import needs_reference
 from plimsoll.rl.evaluate import mean_rewards
-from plimsoll.spec.choices import needs_reference
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from plimsoll.machine.allocator import (
+from plimsoll.machine.local_host import (
     VARIABLES,
     expands,
     named_settings,
@@ -83,7 +83,7 @@ def test_other_settings_stay(settings: str, expandable: bool, changed: str) -> N
 
 
 def test_pytorch_takes_what_is_changed_and_what_stays() -> None:
-    switch = "from plimsoll.engine.process_group import expand_segments\nexpand_segments(False)\n"
+    switch = "from plimsoll.trainer.process_group import expand_segments\nexpand_segments(False)\n"
     found = run(switch + READ, **{FIRST: "max_split_size_mb:64,expandable_segments:True"})
     assert found == "max_split_size_mb:64,expandable_segments:False"
 
@@ -93,7 +93,7 @@ def test_an_older_torch_is_asked_by_its_own_name() -> None:
 change = torch._C._accelerator_setAllocatorSettings
 del torch._C._accelerator_setAllocatorSettings
 torch.cuda.memory._set_allocator_settings = change
-from plimsoll.engine.process_group import expand_segments
+from plimsoll.trainer.process_group import expand_segments
 expand_segments(True)
 """
     assert run(older + READ) == "expandable_segments:True"
@@ -111,9 +111,9 @@ def test_a_ranks_segments_grow_until_that_is_switched_off(
 ) -> None:
     """If the user has settings, they never grow."""
     script = """
-from plimsoll.engine.process_group import Place, join
+from plimsoll.trainer.process_group import Place, join
 from plimsoll.machine.host import free_port
-from plimsoll.engine.process_group import expand_segments
+from plimsoll.trainer.process_group import expand_segments
 def grow():
     before = {segment["address"] for segment in torch.cuda.memory_snapshot()}
     kept.append(torch.empty(2**28, device="cuda"))

@@ -7,23 +7,26 @@ import asyncio
 import errno
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
 
+import fault_injection
 import numpy as np
 import pytest
 import torch
+from fault_injection import FIRED
+from fault_injection.points import CONDITIONS, KINDS, POINTS
 
 import plimsoll
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.errors import ConfigError
-from plimsoll.machine.fault_points import CONDITIONS, KINDS, POINTS
-from plimsoll.machine.fault_text import DIRECTORY, FAULTS
 from plimsoll.machine.faults import (
-    FIRED,
+    DIRECTORY,
+    FAULTS,
     await_fault_point,
     fault_point,
     fault_settings,
@@ -33,12 +36,15 @@ from plimsoll.machine.faults import (
 from plimsoll.run.phases import TimedPhase
 
 Faults = pytest.MonkeyPatch
+SUPPORT = str(Path(fault_injection.__file__).parents[1])
 
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Faults:
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "faults"))
     monkeypatch.delenv("PLIMSOLL_FAULTS_PROCESS", raising=False)
+    paths = [SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return monkeypatch
 
 
@@ -216,7 +222,10 @@ def test_processes_elsewhere_get_the_variables(faults: Faults, tmp_path: Path) -
     assert fault_settings() == {
         FAULTS: "rank.step:kill:once",
         DIRECTORY: str(tmp_path / "faults"),
+        "PYTHONPATH": os.environ["PYTHONPATH"],
     }
+    faults.setenv("PYTHONPATH", "/elsewhere")
+    assert fault_settings()["PYTHONPATH"] == os.pathsep.join([SUPPORT, "/elsewhere"])
 
 
 def test_lists_are_sentences() -> None:

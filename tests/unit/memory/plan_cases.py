@@ -13,7 +13,7 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.stores import Use
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.items import Moment
 
 

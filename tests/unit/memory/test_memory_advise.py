@@ -14,7 +14,6 @@ from plan_cases import read_spec
 
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.engine.zero.config import ZeroConfig
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
@@ -24,8 +23,9 @@ from plimsoll.memory.levers.descent import Turned, cost_of, move_of
 from plimsoll.memory.levers.trials import Trials
 from plimsoll.memory.plan import make_plan, plan_values
 from plimsoll.memory.weigh import Ground
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import Move
+from plimsoll.trainer.zero.config import ZeroConfig
 
 RUN = """\
 run: {{directory: out, steps: 10}}

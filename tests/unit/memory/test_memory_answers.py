@@ -20,7 +20,7 @@ from plimsoll.jobs.which import load_any
 from plimsoll.memory.advise import Advice, advice_text, advice_values, answers_text
 from plimsoll.memory.plan import short_text
 from plimsoll.memory.weigh import Plan
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.resolve.run_spec import RunSpec, resolve
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 PPO = """\
@@ -117,7 +117,7 @@ def test_a_plan_in_short_shows_what_does_not_fit_and_adds_up() -> None:
         ("node 0, cards 0-7", "68.6", "train_critic"),
         ("node 1, cards 0-7", "75.0", "sync"),
     ]
-    head = next(i for i, line in enumerate(lines) if "smaller items" in line)
+    head = next(i for i, line in enumerate(lines) if "other items" in line)
     rows = [
         [float(cell.replace(",", "")) for cell in line[31:].split()] for line in lines[2 : head + 1]
     ]

@@ -6,13 +6,13 @@ import pytest
 from decided import decided_role
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.price import RoleWork, trained_role
-from plimsoll.engine.zero.buffers import layers_left
-from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.tensors import job_moments
+from plimsoll.trainer.price import RoleWork, trained_role
+from plimsoll.trainer.zero.buffers import BOTH_TABLES, layers_left
+from plimsoll.trainer.zero.sizes import ZeroSizes
 
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")
@@ -22,7 +22,7 @@ MOMENTS = job_moments(("actor",), ("train_actor", "save"))
 
 def left(bucket: int, stage: int = 2, adapted: bool = False, trained: int = 0) -> int:
     sizes = ZeroSizes(stage, ranks=1, accumulate=4, bucket=bucket)
-    return layers_left(SHAPE, trained or SHAPE.parameters, sizes, adapted)
+    return layers_left(SHAPE, trained or SHAPE.parameters, sizes, () if adapted else BOTH_TABLES)
 
 
 def test_a_bucket_is_full_before_a_layer_is_undone_where_the_head_fills_it() -> None:

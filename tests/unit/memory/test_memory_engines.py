@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import ceil
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.price import STARTING, EngineProcess, Sampler, rollout_price
-from plimsoll.rollout.vllm.config import vllm_of
-from plimsoll.rollout.vllm.holdings import (
+from plimsoll.sampler.price import STARTING, EngineProcess, Sampler, rollout_price
+from plimsoll.sampler.vllm.config import vllm_of
+from plimsoll.sampler.vllm.holdings import (
     GIB,
     card_items,
     card_share,
@@ -17,7 +17,7 @@ from plimsoll.rollout.vllm.holdings import (
     least_cpu_cache,
     least_share,
 )
-from plimsoll.rollout.vllm.sampler import VllmSampler, unpriced, vllm_sampler
+from plimsoll.sampler.vllm.sampler import VllmSampler, unpriced, vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Moment

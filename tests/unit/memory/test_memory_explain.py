@@ -30,9 +30,9 @@ from plimsoll.memory.explain.explain import (
     scene_of,
 )
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading
-from plimsoll.spec.run_spec import RunSpec
 
 GB = 10**9
 CONSTANTS = Constants()

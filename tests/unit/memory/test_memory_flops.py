@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from plan_cases import read_spec
 
-from plimsoll.commands.planning import tokens_at_peak
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
+from plimsoll.memory.plan import pace_text, tokens_at_peak
 from plimsoll.shapes.known_models import read_shape
 
 H, F, KV, V, L = 3584, 18944, 512, 152064, 28
@@ -61,3 +61,28 @@ def test_the_peak_of_ppo_counts_every_role_and_sampling() -> None:
 def test_without_cards_of_known_speed_there_is_no_peak() -> None:
     assert at_peak("sft", SFT, "24GB") is None
     assert at_peak("sft", SFT, "cpu") is None
+
+
+def test_a_step_takes_at_least_its_products_and_the_reading_of_weights() -> None:
+    text = PPO.replace("SLEEP", "0").replace("EPOCHS", "1")
+    job = make_job(read_spec("ppo", text), parse_cluster("4xA100-80GB", 1, None), Constants())
+    work, sampling = job.spec.workload, job.spec.sampling
+    assert sampling is not None
+    tokens = work.sequences * work.mini_batches * work.longest
+    computing = tokens * 10 * 2 * job.policy.active_parameters / (4 * 312e12)
+    reading = max(sampling.longest_responses.values()) * 2 * job.policy.active_parameters / 2039e9
+    said = pace_text(job)
+    assert f"a step of {tokens:,} tokens" in said
+    assert f"at least {computing:.2g} s of computing" in said
+    assert f"and {reading:.2g} s of sampling" in said
+    assert (
+        pace_text(make_job(read_spec("sft", SFT), parse_cluster("cpu", 1, None), Constants())) == ""
+    )
+
+
+def test_engines_without_a_card_have_no_pace() -> None:
+    """A plan that lacks cards for its engines is refused; its text is made all the same."""
+    text = PPO.replace("SLEEP", "0").replace("EPOCHS", "1").replace(", placement: shared", "")
+    job = make_job(read_spec("ppo", text), parse_cluster("4xA100-80GB", 1, None), Constants())
+    assert "of computing" in pace_text(job)
+    assert "of sampling" not in pace_text(job)

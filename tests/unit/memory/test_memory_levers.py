@@ -23,7 +23,7 @@ from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.page.controls import controls
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Relief, Situation
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine import host, nvidia
-from plimsoll.machine.cgroup import Limit, core_quota, memory_limit, process_limit
+from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import (
     BusyMeter,
@@ -97,20 +97,12 @@ def test_the_tightest_quota_of_cores_counts(
         assert usable_cores() == cores
 
 
-def test_processes_are_counted_at_every_level(tmp_path: Path) -> None:
-    root = tmp_path / "sys"
-    write(root / "pids/a", pids__max=1024)
-    write(root / "pids/a/b", pids__max="max")
-    assert process_limit(member(tmp_path, "8:pids:/a/b"), root) == 1024
-    assert process_limit(member(tmp_path, "8:pids:/"), root) is None
-
-
 def test_the_tighter_of_machine_and_group_counts() -> None:
-    free = HostMemory(100, 60, None, 0, 0)
+    free = HostMemory(100, 60, None)
     assert (free.capacity_bytes, free.free_bytes) == (100, 60)
-    held = HostMemory(100, 60, Limit(50, 45), 0, 0)
+    held = HostMemory(100, 60, Limit(50, 45))
     assert (held.capacity_bytes, held.free_bytes) == (50, 45)
-    assert HostMemory(100, 10, Limit(50, 45), 0, 0).free_bytes == 10
+    assert HostMemory(100, 10, Limit(50, 45)).free_bytes == 10
 
 
 def test_this_machine_has_memory() -> None:

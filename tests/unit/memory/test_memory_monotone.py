@@ -15,8 +15,8 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.levers.changes import apply_changes, changes_between
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.shapes.known_models import known_models
-from plimsoll.spec.run_spec import RunSpec
 
 COLUMNS = {
     "sft": "prompt: q, response: a",

@@ -14,7 +14,7 @@ from plimsoll.memory.contents.stores import (
     uses_of,
     verdict_of,
 )
-from plimsoll.spec.run_spec import PHASES
+from plimsoll.resolve.run_spec import PHASES
 from plimsoll.timeline.items import Allocation, Item, Level, Moment
 
 STEP = Moment("train_actor", "step")

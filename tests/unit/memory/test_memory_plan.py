@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from plan_cases import plan, read_config, sizes, sizes_at
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.engine.price import CHECKSUM_BYTES
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
@@ -24,14 +23,15 @@ from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Use
 from plimsoll.memory.plan import make_plan, plan_values, verdict_text
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.holdings import reload_items
-from plimsoll.rollout.vllm.sampler import vllm_sampler
+from plimsoll.resolve.run_spec import resolve
 from plimsoll.run.counting import gigabytes
+from plimsoll.sampler.price import Sampler
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sampler.vllm.holdings import reload_items
+from plimsoll.sampler.vllm.sampler import vllm_sampler
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.spec.run_spec import resolve
 from plimsoll.timeline.items import Moment
+from plimsoll.trainer.price import CHECKSUM_BYTES
 
 SFT = """\
 run: {directory: out, steps: 10}

@@ -12,7 +12,7 @@ from plimsoll.memory.advise import advise
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 
 BASE = """\
 run: {directory: out, steps: 10}
@@ -21,19 +21,21 @@ data: {train: {path: x, prompt: q, chosen: a, rejected: b}, max_tokens: 1024}
 batch: {BATCH, micro_batch_tokens: 4096}
 actor: {model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true}, zero: {stage: 3}}
 """
+WHOLE = "reference: {model: {path: Qwen/Qwen2.5-7B}}\n"
+"""A reference with a full copy on each rank."""
 BATCHES = {"dpo": "pairs: 8", "kto": "sequences: 16"}
 PARAMETERS = 7_615_616_512
 WEIGHTS = 2 * PARAMETERS
 
 
-def read(job: str, *, precompute: bool, more: str = "") -> RunSpec[Any]:
+def read(job: str, *, precompute: bool, more: str = WHOLE) -> RunSpec[Any]:
     text = BASE.replace("BATCH", BATCHES[job]) + more
     if precompute:
         text += "reference_logprobs: {precompute: true}\n"
     return read_spec(job, text)
 
 
-def plan(job: str, *, precompute: bool, more: str = "") -> Plan:
+def plan(job: str, *, precompute: bool, more: str = WHOLE) -> Plan:
     hardware = parse_cluster("2xA100-80GB", 1, 10**12)
     return make_plan(read(job, precompute=precompute, more=more), Ground(hardware))
 
@@ -58,6 +60,12 @@ def test_the_reference_is_there_before_the_actor_or_beside_it(job: str) -> None:
     assert before["precompute"]["reference frozen weights"] == WEIGHTS
     assert before["precompute"]["reference working set"] > 0
     assert live["score"].get("actor weights") == before["train_actor"].get("actor weights")
+
+
+def test_a_reference_that_is_not_given_is_divided_as_the_actor_is() -> None:
+    """Two ranks have half of it each."""
+    items = by_phase(plan("dpo", precompute=False, more=""))["score"]
+    assert items["reference frozen weights"] == WEIGHTS // 2
 
 
 @pytest.mark.parametrize("job", ["dpo", "kto"])

@@ -18,11 +18,11 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.levers.changes import Change, apply_changes, value_at
-from plimsoll.memory.levers.descent import OTHERS_STAY
+from plimsoll.memory.levers.descent import OTHERS_STAY, RISKY
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.spec.load import spec_of as job_spec
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.load import spec_of as job_spec
+from plimsoll.resolve.run_spec import RunSpec
 
 ROWS = {
     "sft": "prompt: q, response: a",
@@ -63,7 +63,9 @@ def lacking(found: Plan) -> list[Problem]:
 
 def settings_of(fix: str) -> Iterator[dict[str, Any]]:
     """Of each way that is keys with values."""
-    for way in fix.replace(" or more", "").removesuffix(OTHERS_STAY).split(", or "):
+    for way in (
+        fix.replace(" or more", "").replace(RISKY, "").removesuffix(OTHERS_STAY).split(", or ")
+    ):
         pairs = [re.fullmatch(r"([\w.]+): (\S+)", part) for part in way.split(" with ")]
         if all(pairs):
             yield {pair[1]: yaml.safe_load(pair[2]) for pair in pairs if pair}

@@ -11,13 +11,13 @@ from decided import decided_role
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.price import CHECKSUM_BYTES, RoleWork, Sending, frozen_role, trained_role
 from plimsoll.model.price.form import activation_form, adapter_tensors
+from plimsoll.resolve.kernels import Capability
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.spec.kernels import Capability
 from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.tensors import job_moments
+from plimsoll.trainer.price import CHECKSUM_BYTES, RoleWork, Sending, frozen_role, trained_role
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

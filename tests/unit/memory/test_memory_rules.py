@@ -13,8 +13,8 @@ from rule_cases import QWEN, conflicts
 from torch import nn
 
 from plimsoll.machine.local_host import LocalHost
+from plimsoll.resolve.kernels import against_varlen
 from plimsoll.shapes.known_models import known_models, read_shape
-from plimsoll.spec.kernels import against_varlen
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
 HERE = LocalHost("", {}, (), jemalloc=True, bfloat16=True)
@@ -112,6 +112,15 @@ CASES = [
         "error",
         ["tie_word_embeddings"],
         {"actor.model.path": QWEN},
+    ),
+    (
+        "ppo",
+        {"critic.adapter.modules_to_save": ("embed_tokens", "lm_head")},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["critic.adapter.modules_to_save: lm_head", "one number a token"],
+        {"critic.adapter.modules_to_save": ("embed_tokens",)},
     ),
     (
         "sft",

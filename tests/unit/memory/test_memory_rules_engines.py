@@ -12,9 +12,9 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
-from plimsoll.rollout.vllm.config import VllmConfig
-from plimsoll.rollout.vllm.levers import sleep_level
-from plimsoll.rollout.vllm.plan_rules import against_parallel
+from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sampler.vllm.levers import sleep_level
+from plimsoll.sampler.vllm.plan_rules import against_parallel
 from plimsoll.shapes.known_models import read_shape
 
 
@@ -98,6 +98,24 @@ def test_heads_that_vllm_has_no_attention_for_on_cpu(model: str, refused: bool) 
     assert "vllm-head-size" not in conflicts("ppo", changes)
     transformers = {"cluster.device": "cpu", "rollout.transformers": {}}
     assert "vllm-head-size" not in conflicts("ppo", changes | transformers, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gib", "responses", "told"),
+    [(1.0, 32, False), (0.7, 32, True), (0.7, 5, False), (0.05, 32, False)],
+)
+def test_a_cache_for_a_few_sequences(gib: float, responses: int, told: bool) -> None:
+    """1,024 + 1,024 tokens at 57,344 bytes: 1 GiB holds 9, 0.7 GiB 6; with none, vLLM refuses."""
+    changes = {
+        "rollout": {"vllm": {"cpu_kv_cache_gib": gib}, "sampling": {"max_new_tokens": 1024}},
+        "data.max_tokens": 1024,
+        "batch": {"prompts": 1, "responses": responses},
+        "cluster.device": "cpu",
+    }
+    found = conflicts("ppo", changes, "cpu")
+    assert ("few-at-once" in found) == told
+    if told:
+        assert re.search(r" 6 sequences of 2,048 tokens.* 32$", found["few-at-once"].what)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rule_cases import conflicts
 
-from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.machine.local_host import LocalHost
+from plimsoll.machine.local_host import LocalHost, named_settings
 
 HERE = LocalHost("", {}, (), jemalloc=True, bfloat16=True)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}

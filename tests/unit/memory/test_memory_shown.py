@@ -12,8 +12,8 @@ from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan import draw_bars, store_table, wrap_lines
+from plimsoll.resolve.run_spec import PHASES
 from plimsoll.run.counting import gigabytes
-from plimsoll.spec.run_spec import PHASES
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Moment
 
 GB = 10**9
@@ -51,7 +51,7 @@ def test_the_table_fits_80_columns_and_adds_up(capacity: int | None) -> None:
     assert lines[0] == "2 x A100-80GB (node 0, cards 0-1)"
     total = next(line for line in lines if line.startswith("  in all"))
     assert total.split()[2:] == [*["21.0"] * 5, "61.0", "21.0", "21.0"]
-    assert any(line.startswith("  2 smaller items") for line in lines)
+    assert any(line.startswith("  2 other items") for line in lines)
     assert any(line.startswith("  load line") for line in lines) == (capacity is not None)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.price import STARTING, Sampler
-from plimsoll.rollout.vllm.holdings import pinned_copy, sleep_items
-from plimsoll.rollout.vllm.sampler import VllmSampler, vllm_sampler
+from plimsoll.sampler.price import STARTING, Sampler
+from plimsoll.sampler.vllm.holdings import pinned_copy, sleep_items
+from plimsoll.sampler.vllm.sampler import VllmSampler, vllm_sampler
 from plimsoll.shapes.known_models import known_models, read_shape
 from plimsoll.timeline.items import Moment
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.engine.zero.sizes import Counts, ZeroSizes
-from plimsoll.engine.zero.states import zero_states
 from plimsoll.timeline.items import Moment
 from plimsoll.timeline.tensors import Tensors, job_moments, lifetime, pinned_block, state_items
+from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
+from plimsoll.trainer.zero.states import zero_states
 
 MOMENTS = job_moments(
     ("actor", "critic", "reference"),

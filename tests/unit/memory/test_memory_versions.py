@@ -20,7 +20,7 @@ from plimsoll.machine.versions import (
     installed_version,
     required,
 )
-from plimsoll.spec.engine_rules import known_packages
+from plimsoll.resolve.engine_rules import known_packages
 
 PROJECT = Path(__file__).parents[3]
 PACKAGES = {package.name: package for package in known_packages()}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from decided import decided_model
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -61,9 +61,9 @@ def load(path: Path, quantization: str = "none") -> PolicyModel:
     return load_policy(decided_model(str(path), dtype="float32", quantization=quantization), CPU)
 
 
-def adapted(path: Path, seed: int = 0, quantization: str = "none", **config: Any) -> PolicyModel:
-    module = load(path, quantization)
-    add_adapter(module, AdapterConfig.model_validate({"rank": 2, **config}), str(path), seed)
+def adapted(base: Path, seed: int = 0, quantization: str = "none", **config: Any) -> PolicyModel:
+    module = load(base, quantization)
+    add_adapter(module, AdapterConfig.model_validate({"rank": 2, **config}), str(base), seed)
     return module
 
 
@@ -243,6 +243,77 @@ def test_an_adapter_comes_back_from_disk(untied: Path, written: Path) -> None:
     shake(module)
     load_adapter(fresh, read_adapter_config(written), written)
     assert torch.equal(score(fresh), score(module))
+
+
+def test_training_goes_on_from_a_saved_adapter(untied: Path, written: Path) -> None:
+    """Its weights are trained further; a config that says another form is refused with the key."""
+    module = adapted(untied)
+    shake(module)
+    again = adapted(untied, seed=5, path=str(written))
+    assert torch.equal(score(again), score(module))
+    assert trained(again).keys() == trained(module).keys()
+    other: dict[str, Any]
+    for key, other in (
+        ("rank", {"rank": 4}),
+        ("alpha", {"alpha": 1.0}),
+        ("targets", {"targets": ("q_proj",)}),
+        ("dora", {"dora": True}),
+    ):
+        with pytest.raises(ConfigError, match=rf"adapter\.{key} "):
+            adapted(untied, path=str(written), **other)
+    edit(written, rank_pattern={"q_proj": 1})
+    with pytest.raises(ConfigError, match="Merge it by"):
+        adapted(untied, path=str(written))
+
+
+@pytest.mark.parametrize("base", ["tied", "untied"])
+def test_modules_that_were_trained_whole_are_pefts_and_are_trained_further(
+    base: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """PEFT computes from the files what was trained, and a further training begins with it."""
+    path, both = request.getfixturevalue(base), ("embed_tokens", "lm_head")
+    module = adapted(path, modules_to_save=both)
+    names = {"lm.model.embed_tokens.weight"} | (
+        {"lm.lm_head.weight"} if base == "untied" else set()
+    )
+    assert {name for name in trained(module) if ".lora_" not in name} == names
+    shake(module)
+    beside = companions(module.lm, load_tokenizer(str(path)), "none")
+    save_adapter(module, trained(module), beside, tmp_path / "adapter")
+
+    again = adapted(path, seed=5, path=str(tmp_path / "adapter"), modules_to_save=both)
+    assert torch.equal(score(again), score(module))
+    assert trained(again).keys() == trained(module).keys()
+    with pytest.raises(ConfigError, match=r"adapter\.modules_to_save "):
+        adapted(path, path=str(tmp_path / "adapter"))
+
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    peft = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", str(path), dtype="float32")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, peft(ids).logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(score(load(tmp_path / "merged")), score(module), rtol=0, atol=2e-5)
+
+
+def test_an_adapter_with_added_tokens_is_merged(untied: Path, tmp_path: Path) -> None:
+    """PEFT saved the embeddings whole, which have three more rows than the base's."""
+    model = AutoModelForCausalLM.from_pretrained(untied, dtype=torch.float32)
+    tokens = model.config.vocab_size
+    model.resize_token_embeddings(tokens + 3)
+    config = LoraConfig(
+        r=4, task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj"]
+    )
+    peft = get_peft_model(model, config).eval()
+    peft.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", str(untied))  # in the base's dtype
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.dtype is torch.float32
+    assert merged.config.vocab_size == tokens + 3
+    ids = torch.tensor([[1, tokens, tokens + 2, 5]])
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, peft(ids).logits, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("base", ["tied", "untied"])

@@ -16,14 +16,14 @@ from torch import Tensor
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.rehearsal import plan_rehearsals
-from plimsoll.engine.weights import learns
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.disturbance import Disturbance, Scaled, disturb, scalable_layers
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Sample
+from plimsoll.trainer.rehearsal import plan_rehearsals
+from plimsoll.trainer.weights import learns
 
 RNG = np.random.default_rng(0)
 ROWS = [Sample(RNG.integers(0, 15, n), np.arange(n) >= 1) for n in (9, 17, 5)]

@@ -22,10 +22,10 @@ from transformers import (
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import write_plain
-from plimsoll.engine.protocol import Engine
-from plimsoll.engine.weights import plan_weights
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import companions, hf_state_names, published_weights, saved_buffers
+from plimsoll.trainer.protocol import Engine
+from plimsoll.trainer.weights import plan_weights
 
 CPU = torch.device("cpu")
 WITH_BUFFERS: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -25,13 +25,13 @@ from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack_one
-from plimsoll.engine.micro_batches import Shares, _add_shares, losses
-from plimsoll.engine.objectives import NllObjective, PolicyObjective, PolicyStream
-from plimsoll.engine.protocol import Engine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.records import BatchCounts, Pack
+from plimsoll.trainer.micro_batches import Shares, _add_shares, losses
+from plimsoll.trainer.objectives import NllObjective, PolicyObjective, PolicyStream
+from plimsoll.trainer.protocol import Engine
 
 _aten = torch.ops.aten
 READ_BY_THE_HOST = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from plimsoll.jobs import JOBS
-from plimsoll.page.curves import curve_panels, time_panels
-from plimsoll.spec.job import Panel
+from plimsoll.page.curves import curve_panels, curves, time_panels, unweighted_parts
+from plimsoll.page.watched import watch_runs
+from plimsoll.resolve.job import Panel
 
 
 def test_every_job_has_curves_and_each_axis_one_unit() -> None:
@@ -42,11 +46,24 @@ def test_each_part_of_a_reward_has_axes_of_its_own_but_for_a_single_one() -> Non
     one = [{"step": 1, "reward": 1.0, "reward/right": 1.0}]
     assert curve_panels(JOBS["ppo"].panels, one) == tuple(JOBS["ppo"].panels)
     two = [*one, {"step": 2, "reward": 1.0, "reward/right": 1.0, "reward/length": 0.5}]
-    parts = curve_panels(JOBS["ppo"].panels, two)[1:3]
-    assert [(part.title, dict(part.series)) for part in parts] == [
+    drawn = curve_panels(JOBS["ppo"].panels, two)
+    assert [(part.title, dict(part.series)) for part in drawn[1:3]] == [
         ("Reward: right", {"reward/right": "training", "eval/right": "held out"}),
         ("Reward: length", {"reward/length": "training", "eval/length": "held out"}),
     ]
+    assert drawn[:1] + drawn[3:] == tuple(JOBS["ppo"].panels)
+
+
+def test_a_reward_of_weight_0_is_drawn_last_as_a_metric(tmp_path: Path) -> None:
+    row = {"step": 1, "reward": 1.0, "reward/length": 0.5, "reward/right": 1.0}
+    (tmp_path / "config.yaml").write_text(
+        "# ppo\nrewards:\n  right: {name: exact_match}\n  length: {name: length, weight: 0}\n"
+    )
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    run = watch_runs([tmp_path])[0].look()
+    assert unweighted_parts(run) == ["length"]
+    titles = [panel["title"] for panel in curves([run], "learning", (0, 9))]
+    assert titles == ["Reward", "Reward: right", "Metric: length (a reward of weight 0)"]
 
 
 def test_loading_is_no_part_of_a_steps_time() -> None:

@@ -226,6 +226,48 @@ FORGERIES = {
 
 
 @works
+def test_a_program_never_has_the_text_of_its_assertions() -> None:
+    """Not in its frames, and not in the heap that it was forked with."""
+    program = """
+import gc, sys
+def texts(value, depth=4):
+    if isinstance(value, str):
+        yield value
+    elif depth and isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts(item, depth - 1)
+found, frame = [], sys._getframe()
+while frame:
+    found += list(texts(dict(frame.f_locals)))
+    frame = frame.f_back
+found += [text for value in gc.get_objects() for text in texts(value, 1)]
+ANSWER = 5 if any("==".join(["2, 3) ", " 5"]) in text for text in found) else 0
+def add(a, b): return ANSWER
+"""
+    cases = [{"check": "assert add(2, 3) == 5"}] * 3
+    assert [result.how for result in run_program(program, cases, BOUNDS, "bwrap")] == ["error"] * 3
+
+
+@works
+@pytest.mark.parametrize(
+    "assertion",
+    ["abs(f() - 3.5) < 1e-6", "1e-6 > abs(f() - 3.5)", "f() >= 3", "f() == 3", "f() <= f.limit"],
+)
+def test_an_object_of_a_programs_own_class_is_within_no_tolerance(assertion: str) -> None:
+    program = """
+class All:
+    limit = 3
+    def __sub__(self, other): return self
+    __abs__ = lambda self: self
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = lambda self, other: True
+def f(): return All()
+f.limit = 3
+"""
+    result = run_program(program, [{"check": f"assert {assertion}"}], BOUNDS, "bwrap")
+    assert [one.how for one in result] == ["error"]
+
+
+@works
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_program_cannot_pass_its_assertions_by(forgery: str) -> None:
     program = f"import os, sys\n{FORGERIES[forgery]}\ndef add(a, b): return 0"

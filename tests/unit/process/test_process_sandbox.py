@@ -79,6 +79,13 @@ FILTER = {
     "SysV semaphores": "call('semget', 0, 1, 0o1600)",
     "POSIX messages": "call((240, 180), b'queue', os.O_CREAT | os.O_RDWR, 0o600, None)",
     "files in no folder": "call('memfd_create', b'file', 0)",
+    "shared memory without a file": "call((9, 222), None, 4096, 3, 0x21, -1, 0)",
+    "shared memory of a device": "opening('/dev/zero', os.O_RDWR)",
+    "a larger buffer of a socket": "(lambda s: (s.setsockopt(1, 7, 1 << 30),"
+    " s.getsockopt(1, 7) > 1 << 20 or 'none')[1])(socket.socket(1))",
+    "a socket of the internet": "sharing(2, socket.SOCK_STREAM)",
+    "a lock on a file of the host": "call('flock', os.open('/dev/null', 0), 2)",
+    "a lease on a file of the host": "call((72, 25), os.open('/dev/null', 0), 1024, 1)",
     "a session keyring": "call((250, 219), 1, None)",
     "a key": "call((248, 217), b'user', b'name', b'data', 4, -3)",
     "the host of the virtual machine": "sharing(40, socket.SOCK_STREAM)",
@@ -215,15 +222,6 @@ import os, time
 for _ in range(8):
     if os.fork() == 0:
         held = b"a" * (60 * 2**20)
-        time.sleep(60)
-time.sleep(60)
-""",
-    "memory that processes share": """
-import mmap, os, time
-for _ in range(8):
-    if os.fork() == 0:
-        held = mmap.mmap(-1, 60 * 2**20)
-        held.write(b"a" * (60 * 2**20))
         time.sleep(60)
 time.sleep(60)
 """,

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import fault_injection  # noqa: F401  loading it must not count in a time limit
 import httpx
 import pytest
 
 from plimsoll.environment.local import LocalEnvironment
 from plimsoll.environment.results import EnvironmentFailed
-from plimsoll.machine.fault_text import FAULTS
+from plimsoll.machine.faults import FAULTS
 from plimsoll.reward.functions import FunctionHere
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
 from plimsoll.reward.servers.http import Replicas

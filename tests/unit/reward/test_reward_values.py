@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.running import RunningMoments
-from plimsoll.reward.score import Scorer, open_rewards
+from plimsoll.reward.score import RunningMoments, Scorer, open_rewards
 
 LONG = RewardConfig(name="overlong", options={"max_new_tokens": 10, "buffer": 10, "factor": -10.0})
 """Worth as many as there are tokens."""

@@ -17,6 +17,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import next_kl_coefficient
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory, Turn, single_turn
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import (
     Batch,
     Scores,
@@ -35,7 +36,6 @@ from plimsoll.rl.batch import (
 from plimsoll.rl.critic import explained_variance, value_stream
 from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
-from plimsoll.spec.run_spec import RunSpec
 
 LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
 """Prompt and response tokens of each trajectory."""
@@ -220,7 +220,7 @@ def test_an_advantage_that_takes_no_values_asks_no_critic() -> None:
     settings = config(critic=False, advantage={"name": "reinforce"})
     batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("log_probs", "reference")] and scores.values_L is None
-    assert estimate_advantages(batch, scores, settings, 0.0, {}).returns_L is None
+    assert estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {}).returns_L is None
 
 
 def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None:
@@ -281,7 +281,7 @@ def test_advantages_by_hand() -> None:
     options = {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 0.5}}
     settings = config(advantage=options, kl={"coefficient": 0.1})
     batch, scores = two_trajectories(settings)
-    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+    learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
     # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
     # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
     # Second: 1.95 - 4 = -2.05.
@@ -293,12 +293,29 @@ def test_advantages_by_hand() -> None:
     assert means == pytest.approx([-0.575, -2.05])
 
 
+def test_a_teacher_adds_its_log_probs_less_the_policys_times_the_weight() -> None:
+    """Each token has its own: what follows it does not count. By the old policy, if it is known."""
+    settings = config(critic=False, advantage={"name": "reinforce"}, distill_weight=0.5)
+    batch, scores = two_trajectories(settings)
+    scores = replace(scores, teacher_L=batch.layout.column([floats(-1.5, -1.0), floats(-0.5)]))
+    for old_L, expected in (
+        (scores.old_L, [-0.25, 0.5, 2.0]),  # -1.5 + 1, -1 + 2 and 0; the second's reward is 2
+        (None, [-0.25, 0.75, 2.0]),  # the sampler's second token has -2.5
+    ):
+        given = replace(scores, old_L=old_L)
+        learnables = estimate_advantages(batch, given, settings.config.algorithm, 0.0, {})
+        found = np.concatenate(by_trajectory(batch, learnables.advantages_L))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    metrics = batch_metrics(batch, scores, 0.0)
+    assert metrics["teacher_divergence"] == pytest.approx((0.5 - 1.0 + 0.0) / 3)
+
+
 def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
     settings = config(
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
     batch, scores = two_trajectories(settings)
-    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+    learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
     returns = by_trajectory(batch, learnables.returns_L)
     np.testing.assert_allclose(np.concatenate(returns), [0.0, 0.0, 2.0], atol=1e-6)
 
@@ -306,7 +323,7 @@ def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
     settings = config(advantage={"name": "gae", "options": {"whiten": True}})
     batch, scores = scores_of(settings, PlainCluster(1), trajectories())
-    found_L = estimate_advantages(batch, scores, settings, 0.0, {}).advantages_L
+    found_L = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {}).advantages_L
     assert float(found_L.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(found_L.std()) == pytest.approx(1.0, rel=0.05)
 
@@ -330,7 +347,7 @@ def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts:
     }
     settings = config(critic=False, share_prompts=share_prompts, **algorithm)
     batch, scores = scores_of(settings, PlainCluster(2), four([7, 3, 7, 3], (0, 0, 2, 0)))
-    learnables = estimate_advantages(batch, scores, settings, 0.0, {})
+    learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {})
     found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
     assert found == [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
 
@@ -353,7 +370,7 @@ def test_of_what_is_cut_off_nothing_is_learned_and_its_reward_counts(
         for i, t in enumerate(four([7, 3, 7, 3], (0, 0, 2, 0)))
     ]
     batch, scores = scores_of(settings, PlainCluster(2), sampled)
-    learnables = estimate_advantages(batch, scores, settings, 0.0, {})
+    learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {})
     whole = [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
     expected = [[] if i in cut_off else own for i, own in enumerate(whole)]
     found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
@@ -374,7 +391,9 @@ def test_greedy_rewards_are_those_of_the_group() -> None:
     algorithm: dict[str, Any] = {"advantage": {"name": "remax"}, "kl": "none"}
     settings = config(critic=False, **algorithm)
     batch, scores = scores_of(settings, PlainCluster(1), four([7, 3, 7, 3]))
-    learnables = estimate_advantages(batch, scores, settings, 0.0, {3: 1.0, 7: 10.0})
+    learnables = estimate_advantages(
+        batch, scores, settings.config.algorithm, 0.0, {3: 1.0, 7: 10.0}
+    )
     found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
     assert found == [[-10.0], [1.0, 1.0], [-6.0], [5.0]]
 
@@ -392,7 +411,7 @@ def test_metrics_of_a_batch_by_hand() -> None:
     batch, scores = two_trajectories(settings)
     reference_L = batch.layout.column([floats(-1.5, -1.0), floats(-1.25)])
     scores = replace(scores, reference_L=reference_L)
-    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+    learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
     metrics = batch_metrics(batch, scores, 0.1)
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
     assert (metrics["reward_min"], metrics["reward_max"], metrics["reward_std"]) == (0, 2, 1)
@@ -552,7 +571,7 @@ def test_branches_have_the_advantages_of_the_whole_episode(
     found = []
     for own, ranks in ((whole, 1), (pieces, 2)):
         batch, scores = scores_of(settings, PlainCluster(ranks), own)
-        learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+        learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
         columns = [learnables.advantages_L, *([learnables.returns_L] if critic else [])]
         found.append([np.concatenate(by_trajectory(batch, column_L)) for column_L in columns])
         assert len(batch.trajectories) == sum(len(t.branches) for t in own)

@@ -21,13 +21,13 @@ from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError, Settings
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.resolve.rules.settings import check_agreement
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.references import check_votes, gives_answers
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.evaluate import answer_held_out, evaluate, passing
-from plimsoll.rollout.protocol import Request
-from plimsoll.spec.rules.settings import check_agreement
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.sampler.protocol import Request
 
 ROWS = {"path": "x.jsonl", "prompt": "p", "reference": "a"}
 ENDS = ("", "_low", "_high")

@@ -23,7 +23,7 @@ from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import RewardFailure, open_rewards
 from plimsoll.rl.answers import Answering, FailedGroups
 from plimsoll.rl.sampling import Sampled, sample
-from plimsoll.rollout.protocol import Request
+from plimsoll.sampler.protocol import Request
 
 PROMPTS, RESPONSES = 32, 8
 MODULE = """

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Pack, Prompt, Trajectory
 from plimsoll.rl.layout import ColumnLayout, lay_out
+from plimsoll.trainer.worker import Worker
 
 BUDGET = 24
 

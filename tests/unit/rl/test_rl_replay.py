@@ -12,11 +12,11 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.resolve.rules.stored import check_replayed
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.replay import _check_step
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.trajectories import write_trajectories
-from plimsoll.spec.rules.stored import check_replayed
-from plimsoll.spec.run_spec import RunSpec
 
 
 def replay_of(path: Path | None, *, run: dict[str, Any] | None = None) -> RunSpec[RlConfig]:

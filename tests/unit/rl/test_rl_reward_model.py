@@ -17,8 +17,8 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import _with_fewest_ranks
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Floats, Pack, Prompt, single_turn
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.reward_model import of_response, score_by_models
-from plimsoll.spec.run_spec import RunSpec
 
 
 def model(steps: dict[str, str] | None) -> RewardModelConfig:

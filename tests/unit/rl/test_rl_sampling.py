@@ -18,11 +18,11 @@ from plimsoll.config.run import DynamicSampling
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.answers import Answering, FailedGroups
 from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
-from plimsoll.rollout.protocol import Request, derive_seeds
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.sampler.protocol import Request, derive_seeds
 
 
 @dataclass
@@ -354,6 +354,8 @@ def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:
     probe = probe_sequences([*short, *long], config(1))
     assert [p.tolist() for p in probe] == [[1, 2]] * 16
     assert [p.tolist() for p in probe_sequences(short, config(1))] == [[3, 5]]
+    wide = [Prompt(0, np.arange(500), "0")]
+    assert [p.tolist() for p in probe_sequences(wide, config(1))] == [[*range(64)]]
     assert [p.tolist() for p in probe_sequences(short[:1], config(1))] == [[3, 3]]
 
 

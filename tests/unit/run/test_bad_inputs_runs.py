@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import DEEP, NO_OBJECTS, each, refusal, refused_command
 
-from plimsoll.engine.checkpoint import (
+from plimsoll.errors import ConfigError
+from plimsoll.run.state import RunState
+from plimsoll.trainer.checkpoint import (
     Stretch,
     block_file,
     read_blocks,
@@ -23,8 +25,6 @@ from plimsoll.engine.checkpoint import (
     row_files,
     write_files,
 )
-from plimsoll.errors import ConfigError
-from plimsoll.run.state import RunState
 
 STATE: dict[str, object] = {
     "step": 1,

@@ -181,3 +181,12 @@ def test_an_end_is_of_the_last_part_alone(run: RunDirectory) -> None:
         assert "why" in run.log_path.read_text()
     run.end_path.write_text('{"how": "do')
     assert read_end(run.end_path) is None
+
+
+def test_an_end_holds_no_secret_of_this_processs_environment(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads it later does not have the variable."""
+    monkeypatch.setenv("MY_API_KEY", "abcdefgh-ijklmnop")
+    end = end_of(run, PlimsollError("The judge refused abcdefgh-ijklmnop."))
+    assert "***" in end.why and "abcdefgh" not in run.end_path.read_text()

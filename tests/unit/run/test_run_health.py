@@ -27,6 +27,7 @@ from plimsoll.run.step_report import StepReport
 
 HEALTHY = {
     "reward": 0.4,
+    "reward_length_correlation": -0.3,
     "kl": 3.0,
     "entropy": 0.6,
     "actor/grad_norm": 0.3,

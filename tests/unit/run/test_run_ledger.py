@@ -172,7 +172,7 @@ def test_the_use_of_a_step_is_the_largest_of_its_phases() -> None:
     ledger.add("data", {"local": on_host(20, 9)}, 1.0)
     use = memory_use(ledger.take(1))
     assert use == {"local": MemoryUse(80, 70), "node 0": MemoryUse(80, 70)}
-    assert MemoryUse(1_900_000_000, 2_100_000_000).text == "1.9 of 2.1 GB"
+    assert MemoryUse(1_900_000_000, 2_100_000_000).text == "1.9 GB (plan 2.1)"
     assert MemoryUse(42_000_000, None).text == "42 MB"
 
 

@@ -126,7 +126,7 @@ def test_plain_lines_are_aligned_ascii_with_units(tmp_path: Path) -> None:
         "kl 0.01235",
         "2,000 tokens/s",
         "3.2 s (rollout 2.0, train_actor 1.2)",
-        "memory rank 1 1.95 of 2 GB, engine 0 512 MB, node 0 5.06 GB",
+        "memory rank 1 1.95 GB (plan 2), engine 0 512 MB, node 0 5.06 GB",
         "left 0:10:11",  # 191 steps of 3.2 s
     ]
     assert [i for i, c in enumerate(line9) if c == "|"] == [
@@ -285,7 +285,7 @@ def test_the_block_shows_values_speed_seconds_and_memory() -> None:
         "loss 1.5 eval/reward 0.5 (0.25 to 0.75)",
         "speed 2,000 tokens/s 2.0 s/step",
         "seconds rollout 1.0 score 0.2 train_actor 0.8",
-        "memory rank 0 1.9 of 2.1 GB engine 0 42 kB",
+        "memory rank 0 1.9 GB (plan 2.1) engine 0 42 kB",
     ):
         assert part in last
 

@@ -18,7 +18,12 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
-from plimsoll.run.trajectories import TokenScores, read_trajectories, write_trajectories
+from plimsoll.run.trajectories import (
+    TokenScores,
+    read_scores,
+    read_trajectories,
+    write_trajectories,
+)
 
 
 def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
@@ -78,6 +83,9 @@ def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:
         "advantages": [[0.25, 0.0], [], [-1.0]],
         "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
         "trainer_logprobs": [[-0.5, 0.0], [], [-0.125]],
+        **dict.fromkeys(("reference_logprobs", "values", "returns"), [None] * 3),
+        "teacher_logprobs": [None] * 3,
+        "row": [None] * 3,
         "weight_version": [3, None, 3],  # one without tokens
         "weight_versions": [[3, 3], [], [3]],
         "finish_reason": ["stop", "stop", "stop"],
@@ -93,6 +101,24 @@ def test_what_is_not_known_of_tokens_is_null(tmp_path: Path) -> None:
         table = pq.read_table(path)
         for name in ("advantage_mean", "advantages", "trainer_logprobs"):
             assert table[name].to_pylist() == [None]
+
+
+def test_what_rewards_read_of_a_row_and_what_models_gave_comes_back(tmp_path: Path) -> None:
+    """In the order of branches; a column that a model did not give is None."""
+    path, messages = tmp_path / "step.parquet", ({"role": "user", "content": "What is 7?"},)
+    whole = trajectory(7, 0, [11, 12])
+    prompt = replace(whole.prompt, messages=messages, named={"answer": "7"}, is_text=True)
+    branched = replace(whole, prompt=prompt, earlier=(trajectory(7, 0, [11]),))
+    written = TokenScores(values=[floats(0.5), floats(1, 2)], returns=[floats(3), floats(4, 5)])
+    write_trajectories(path, 1, [branched], written)
+    [read] = read_trajectories(path)
+    assert (read.prompt.messages, read.prompt.named, read.prompt.is_text) == (
+        *(messages, {"answer": "7"}, True),
+    )
+    scores = read_scores(path)
+    assert scores.values is not None and scores.returns is not None
+    assert [x.tolist() for x in (*scores.values, *scores.returns)] == [[0.5], [1, 2], [3], [4, 5]]
+    assert scores.advantages is None and scores.teacher_logprobs is None
 
 
 @pytest.mark.parametrize(

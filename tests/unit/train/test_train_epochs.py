@@ -14,9 +14,9 @@ from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
+from plimsoll.resolve.rules.settings import check_agreement
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
-from plimsoll.spec.rules.settings import check_agreement
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import load_data
 from plimsoll.train.session import RunSession, open_session
 

@@ -12,10 +12,10 @@ from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import spec_of
+from plimsoll.resolve.rules.settings import check_agreement
 from plimsoll.reward.score import open_rewards
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.readings import Planned
-from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.session import open_session
 
 DATA = Path(os.environ.get("PLIMSOLL_DATA", Path(__file__).parents[4] / "shared" / "data"))

@@ -9,7 +9,7 @@ import pytest
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.jobs import JOBS
-from plimsoll.spec.run_spec import resolve
+from plimsoll.resolve.run_spec import resolve
 from plimsoll.train.session import lineage_of
 
 

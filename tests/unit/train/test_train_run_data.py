@@ -24,11 +24,11 @@ from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
+from plimsoll.resolve.rules.settings import check_agreement
 from plimsoll.reward.rule import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned
-from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
 from plimsoll.train.session import open_session

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from plimsoll.engine.worker import UpdateResult
 from plimsoll.train.session import mean_metrics, step_metrics
+from plimsoll.trainer.worker import UpdateResult
 
 
 @pytest.mark.parametrize(("norm", "left_out"), [(0.5, 0.0), (math.inf, 1.0), (math.nan, 1.0)])

@@ -15,8 +15,8 @@ from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.which import job_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.spec.load import load_spec
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.load import load_spec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.train import tokenizers
 
 ENTRIES = make_tokenizer().get_vocab()

@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib.metadata import distributions
 from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray_folder import private_folder, temporary_directory
 from plimsoll.errors import PlimsollError
-from plimsoll.interop.verifiers.venv import VerifiersInstall, look, venv_directory
-from plimsoll.machine.allocator import named_settings
-from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
 from plimsoll.machine.versions import installed_versions
 from plimsoll.process.programs import FoundSandbox, find_sandbox
-from plimsoll.spec.engine_rules import known_packages
+from plimsoll.resolve.engine_rules import known_packages
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -82,29 +77,12 @@ class RayView:
 
 
 @dataclass(frozen=True)
-class Shadowed:
-    """An installed package that is imported from a folder of PYTHONPATH instead."""
-
-    path: str
-    version: str | None = None
-    """Version that is imported; None if unknown."""
-    installed: str | None = None
-    """Version that is installed; None if unknown."""
-
-    @property
-    def differs(self) -> bool:
-        """Whether the imported version differs from the installed version."""
-        return None not in (self.version, self.installed) and self.version != self.installed
-
-
-@dataclass(frozen=True)
 class Machine:
     """Everything that `plimsoll doctor` observes about a machine."""
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]
     """Version of each known package; None if it is not installed."""
-    shadowed: tuple[Shadowed, ...]
     torch: TorchView
     cards: tuple[LiveCard, ...]
     """Cards that CUDA_VISIBLE_DEVICES makes visible."""
@@ -116,25 +94,14 @@ class Machine:
     cores: int
     cores_in_all: int
     bfloat16: bool
-    locked_bytes: int | None
-    address_bytes: int | None
-    open_files: int
-    processes: int | None
-    """`locked_bytes`, `address_bytes` and `processes` are None if unlimited."""
     shared: Disk
     runs: Disk
     temporary: Disk
-    caches: Disk
-    """Disk for the files that packages compile and download."""
-    allocator: str
-    """The result of `named_settings`."""
     tools: Mapping[str, str | None]
     """The result of `system_tools`."""
     ray: RayView
     sandbox: FoundSandbox
     """The sandbox for programs of a policy."""
-    verifiers: VerifiersInstall
-    """Virtual environment of verifiers."""
 
     @property
     def has_gpus(self) -> bool:
@@ -149,13 +116,11 @@ def observe(directory: str, address: str | None) -> Machine:
     """
     versions = installed_versions(known_packages())
     with ThreadPoolExecutor() as pool:
-        verifiers = pool.submit(look, venv_directory())
         torch, ray = pool.map(_child, (_SEE_TORCH, _SEE_RAY))
     cards, driver_trouble = _cards()
     return Machine(
         python=sys.version_info[:3],
         versions=versions,
-        shadowed=tuple(_find_shadowed()),
         torch=_torch_view(*torch),
         cards=visible_cards(cards, os.environ.get("CUDA_VISIBLE_DEVICES")),
         cards_in_all=len(cards),
@@ -164,19 +129,12 @@ def observe(directory: str, address: str | None) -> Machine:
         cores=usable_cores(),
         cores_in_all=os.cpu_count() or 1,
         bfloat16=multiplies_bfloat16(),
-        locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        address_bytes=_limit(resource.RLIMIT_AS),
-        open_files=_limit(resource.RLIMIT_NOFILE) or sys.maxsize,
-        processes=_most_processes(),
         shared=_disk("/dev/shm"),
         runs=_disk(directory),
         temporary=_ray_temporary(),
-        caches=_disk(os.environ.get("XDG_CACHE_HOME") or "~/.cache"),
-        allocator=named_settings(),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
         sandbox=find_sandbox(),
-        verifiers=verifiers.result(),
     )
 
 
@@ -202,42 +160,11 @@ def _torch_view(printed: str, trouble: str) -> TorchView:
     return TorchView(True, cuda, available, tuple(kernels), warned)
 
 
-def _find_shadowed() -> Iterator[Shadowed]:
-    first = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    resolved = {Path(folder).resolve() for folder in first}
-    later = [path for path in map(Path, sys.path) if path.resolve() not in resolved]
-    for folder in first:
-        for package in sorted(Path(folder).resolve().glob("*/__init__.py")):
-            name = package.parent.name
-            installed = next((path for path in later if (path / name).is_dir()), None)
-            if installed is not None:
-                versions = _version_in(folder, name), _version_in(str(installed), name)
-                yield Shadowed(f"{folder}/{name}", *versions)
-
-
-def _version_in(folder: str, name: str) -> str | None:
-    """Return the version of a package in a folder, or None if the folder does not have it."""
-    return next(
-        (distribution.version for distribution in distributions(path=[folder], name=name)), None
-    )
-
-
 def _cards() -> tuple[tuple[LiveCard, ...], str]:
     try:
         return live_cards(), ""
     except PlimsollError as error:
         return (), str(error)
-
-
-def _limit(kind: int) -> int | None:
-    soft, _ = resource.getrlimit(kind)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _most_processes() -> int | None:
-    """Return the limit on the number of processes and threads, or None if there is no limit."""
-    limits = (_limit(resource.RLIMIT_NPROC), process_limit())
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _disk(path: str) -> Disk:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from packaging.version import Version
-
 from plimsoll.commands.doctor import limits
 from plimsoll.commands.doctor.machine import Machine
 from plimsoll.config.problems import Problem, Severity, finding
-from plimsoll.interop.verifiers.venv import SETUP, VERSIONS
-from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import FOR_TRITON, how_to_install
 from plimsoll.machine.versions import LIGER, PACKAGES, package_finding
 from plimsoll.process.programs import REMEDY
+from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
 from plimsoll.run.counting import bytes_text, plural
-from plimsoll.spec.engine_rules import Compiled, Installed, every_engine
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
-_SHOWN = 5  # shadowed packages that a finding lists
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
 _LIGER_KERNELS = Compiled("kernels of Liger (Triton)", FOR_TRITON, ("cuda",))
 
@@ -34,21 +29,6 @@ def _python(machine: Machine) -> Iterator[Problem]:
         severity = "error"
     why, fix = "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12"
     yield finding("python", severity, what, why, fix)
-
-
-def _modules(machine: Machine) -> Iterator[Problem]:
-    """Yield a finding if PYTHONPATH hides installed packages."""
-    differing = [package for package in machine.shadowed if package.differs]
-    if shadowed := differing or machine.shadowed:
-        names = [
-            package.path + f" ({package.version})" * package.differs
-            for package in shadowed[:_SHOWN]
-        ]
-        what = ", ".join(names) + (", ..." if len(shadowed) > _SHOWN else "")
-        why = "PYTHONPATH comes first: these are imported instead of what is installed here"
-        why += ", in other versions." if differing else "."
-        fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
-        yield finding("modules", "error" if differing else "warning", what, why, fix)
 
 
 def _packages(machine: Machine) -> Iterator[Problem]:
@@ -174,20 +154,6 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
     return built <= capability and (match[1] == "compute" or built[0] == capability[0])
 
 
-def _allocator(machine: Machine) -> Iterator[Problem]:
-    """Check whether torch's allocator has segments that grow; yield nothing without GPUs."""
-    if not machine.has_gpus:
-        return
-    settings = machine.allocator
-    if not settings or expands(settings):
-        yield finding("allocator", "ok", settings or "segments that grow, for training ranks")
-        return
-    why = "Its segments are fixed: ranks kept 18 to 40 % more than their tensors on an H200, and "
-    why += "plans do not count that."
-    fix = f"unset {settings.partition('=')[0]}: ranks then have segments that grow"
-    yield finding("allocator", "warning", settings, why, fix)
-
-
 def _compilers(machine: Machine) -> Iterator[Problem]:
     """Check that the tools with which engines and Triton compile are installed."""
     device, tools = "cuda" if machine.has_gpus else "cpu", machine.tools
@@ -227,35 +193,14 @@ def _sandbox(machine: Machine) -> Iterator[Problem]:
         yield finding("sandbox", "warning" if found.weakness else "ok", what, found.weakness, fix)
 
 
-def _verifiers(machine: Machine) -> Iterator[Problem]:
-    """Check the virtual environment of verifiers, which only `verifiers:` environments need."""
-    state, fix = machine.verifiers, f"`{SETUP}`, which mends it"
-    if not state.exists:
-        yield finding("verifiers", "ok", f"not set up (`{SETUP}`)")
-    elif state.version is None:
-        why = f"It cannot be imported there: {state.trouble}"
-        yield finding("verifiers", "warning", str(state.directory), why, fix)
-    elif Version(state.version) not in VERSIONS:
-        why = f"Plimsoll plays environments of {VERSIONS}."
-        what = f"{state.version} in {state.directory}"
-        yield finding("verifiers", "warning", what, why, fix)
-    else:
-        yield finding("verifiers", "ok", f"{state.version} in {state.directory}")
-
-
 MACHINE_RULES = (
     _python,
-    _modules,
     _packages,
     _cuda,
     _gpus,
-    _allocator,
-    *(limits.memory, limits.swap, limits.cores, limits.locked_memory, limits.address_space),
-    *(limits.shared_memory, limits.open_files, limits.processes),
-    *(limits.run_disk, limits.temporary_disk, limits.cache_disk),
+    *(limits.memory, limits.cores, limits.shared_memory, limits.run_disk, limits.temporary_disk),
     _compilers,
     _ray,
     _sandbox,
-    _verifiers,
 )
 """All rules, in the order in which `plimsoll doctor` shows their findings."""

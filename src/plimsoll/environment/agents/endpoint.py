@@ -32,8 +32,16 @@ from plimsoll.environment.agents.messages import (
 )
 from plimsoll.environment.episode import CallRefused, Episode, EpisodeMessage
 from plimsoll.errors import DataError
-from plimsoll.machine.guard import WRONG_HOST, TooLong, is_addressed, read_body, sent_token
-from plimsoll.machine.listening import bind_socket, require_server, url_of
+from plimsoll.machine.guard import (
+    WRONG_HOST,
+    TooLong,
+    bind_socket,
+    is_addressed,
+    read_body,
+    require_server,
+    sent_token,
+    url_of,
+)
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import short_repr
 from plimsoll.run.numbers import finite_json, strict_json

@@ -11,22 +11,18 @@ from typing import Any, Literal, cast
 from plimsoll.config.cluster import RANK_NAMES, Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.engine.price import (
-    RoleWork,
-    Sending,
-    frozen_role,
-    teacher_items,
-    trained_role,
-    trainer_price,
-)
 from plimsoll.environment.price import episodes_at_once
 from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import TeacherHead, adapter_parameters
+from plimsoll.resolve.kernels import Capability
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.resolve.workload import Workload
 from plimsoll.reward.price import process_items as reward_processes
-from plimsoll.rollout.price import (
+from plimsoll.sampler.price import (
     STARTING,
     EngineProcess,
     EngineSite,
@@ -38,13 +34,17 @@ from plimsoll.rollout.price import (
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
-from plimsoll.spec.kernels import Capability
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
-from plimsoll.spec.workload import Workload
 from plimsoll.timeline.items import Allocation, Item, Moment
 from plimsoll.timeline.tensors import TrainPhase, job_moments
 from plimsoll.timeline.turns import states_asleep
+from plimsoll.trainer.price import (
+    RoleWork,
+    Sending,
+    frozen_role,
+    teacher_items,
+    trained_role,
+    trainer_price,
+)
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")
@@ -319,7 +319,8 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, work)
-        return (*held, *_distillation(job, frozen)) if name == "teacher" else held
+        teaches = spec.roles[name].head == "states"
+        return (*held, *_distillation(job, frozen)) if teaches else held
     role = spec.trained[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
@@ -328,7 +329,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
         phase,
         entropy=sampling is not None,
         sending=job.sending if name == "actor" else None,
-        teacher=_teacher_head(job),
+        teacher=_teacher_head(job) if name == "actor" else None,
     )
 
 
@@ -357,10 +358,11 @@ def _sent_bytes(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -
 
 def _sends_linears_alone(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -> bool:
     """Return whether only layers with an adapter are sent; see cluster/route.py, `transfer`."""
-    if actor.adapter is None or actor.model.quantization != "none":
+    adapter = actor.adapter
+    if adapter is None or adapter.modules_to_save or actor.model.quantization != "none":
         return False
     linears = {linear.name for linear in shape.linears} | {"all-linear"}
-    return not engines.engine.forgets_weights and linears.issuperset(actor.adapter.targets)
+    return not engines.engine.forgets_weights and linears.issuperset(adapter.targets)
 
 
 def micro_batch(work: Workload, ranks: int) -> MicroBatch:
@@ -386,11 +388,11 @@ def _distillation(job: PlannedJob, teacher: FrozenRole) -> Iterator[Allocation]:
 
 
 def _teacher_head(job: PlannedJob) -> TeacherHead | None:
-    """Return the teacher's head for an actor that learns from a teacher; None without a teacher."""
-    teacher = job.spec.models.get("teacher")
-    if teacher is None:
+    """Return the head of a teacher from whose whole distributions the actor learns, or None."""
+    teacher = job.spec.roles.get("teacher")
+    if teacher is None or teacher.head != "states":
         return None
-    element, chunk = teacher.element, job.spec.actor.model.head_chunk
+    element, chunk = teacher.model.element, job.spec.actor.model.head_chunk
     return TeacherHead(chunk, job.shapes["teacher"].hidden, element)
 
 

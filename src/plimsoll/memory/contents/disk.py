@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.price import trainer_price
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.form import trained_parameters
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.items import Item
+from plimsoll.trainer.price import trainer_price
 
 _STORED_LOGPROB = 20
 
@@ -87,5 +87,5 @@ def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> I
 
 
 def _item(role: str, name: str, size: int, formula: str) -> Item:
-    source = "engine/checkpoint.py; engine/export.py"
+    source = "trainer/checkpoint.py; trainer/export.py"
     return Item(role, "weights", name, "disk", "allocated", size, formula, source)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, RankName
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.run_spec import RunSpec
 
 ProcessKind = Literal["local", "controller", "ray", RankName, "engine", "engine worker"]
 

@@ -67,7 +67,7 @@ class Constants:
         cuda_build: memory that torch's build for CUDA adds to a process that uses no card.
         controller_process: resident memory of the process that runs the loop, without tensors.
         kernel_cache: kernels that a process keeps if it computes on CPU (`kernel_limits` in
-            engine/process_group.py).
+            trainer/process_group.py).
         adapter_libraries: memory that PEFT and bitsandbytes add where an adapter is trained.
         trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that
             writes the trajectories.

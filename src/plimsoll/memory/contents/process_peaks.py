@@ -9,8 +9,8 @@ from itertools import groupby
 from plimsoll.memory.contents.contents import PlannedJob, contents_of
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.stores import Use, uses_of
+from plimsoll.resolve.run_spec import Phase
 from plimsoll.run.readings import Footprint, Footprints
-from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Where
 
 

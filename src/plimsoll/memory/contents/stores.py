@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Literal
 
 from plimsoll.memory.contents.layout import Slot
-from plimsoll.spec.run_spec import PHASES, Phase
+from plimsoll.resolve.run_spec import PHASES, Phase
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment
 
 Verdict = Literal["fits", "risky", "does not fit"]

@@ -20,9 +20,9 @@ from plimsoll.memory.contents.stores import Store, Use, fullest
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions, models_of, room_of
 from plimsoll.memory.plan import wrap_lines
 from plimsoll.memory.weigh import Ground, weigh
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Footprint
-from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item, Where
 
 _SHOWN = 6

@@ -8,7 +8,6 @@ from typing import Literal
 
 from plimsoll.config.cluster import RankKind
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.engine.price import trainer_price
 from plimsoll.machine.incident import Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import PlannedJob, roles_in
@@ -17,6 +16,7 @@ from plimsoll.memory.contents.process_peaks import reading_name
 from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.readings import DividedShare
+from plimsoll.trainer.price import trainer_price
 
 _UNEVEN = 1.1
 """If a rank holds more than this times an equal share, the partitioning did not take effect."""

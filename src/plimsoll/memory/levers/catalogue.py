@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import plimsoll.rollout.levers as rollout
+import plimsoll.sampler.levers as rollout
 from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, folder_value
 from plimsoll.memory.levers import models, run
 from plimsoll.memory.levers.changes import changes_between
-from plimsoll.spec.decisions import fast_dtype
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.decisions import fast_dtype
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation
 
 LEVERS: tuple[Lever, ...] = (

@@ -13,9 +13,9 @@ from plimsoll.config.flags import Flag, apply_flags
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, SettingsConflict
-from plimsoll.spec.roles import Role
-from plimsoll.spec.rules.settings import check_agreement
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.resolve.roles import Role
+from plimsoll.resolve.rules.settings import check_agreement
+from plimsoll.resolve.run_spec import RunSpec, resolve
 from plimsoll.timeline.levers import LeverValue
 
 

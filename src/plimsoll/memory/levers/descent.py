@@ -70,15 +70,23 @@ class Descent:
         """Turn levers until the trial is enough or no lever helps; return the turned levers.
 
         Args:
-            first: the lever that is turned before all others, if it helps.
+            first: the lever that is turned before all others, even if another shortage takes the
+                place of the one that it ends.
         """
-        turned: Turned = {} if first is None else self._turn_next({}, [first]) or {}
+        turned: Turned = {} if first is None else self._turn_first(first)
         while not self.ends(turned):
             further = self._turn_next(turned, self.levers)
             if further is None:
                 return turned
             turned = further
         return turned
+
+    def _turn_first(self, lever: Lever) -> Turned:
+        """Return the lever turned as far as possible; nothing turned if it cannot help."""
+        if not self.trials.root.is_helped_by(lever):
+            return {}
+        moves = reversed(self._offers({}, lever))
+        return next(({lever: move} for move in moves if self.trials.of(move) is not None), {})
 
     def _turn_next(self, turned: Turned, levers: Sequence[Lever]) -> Turned | None:
         """Return the levers with one more turned, or turned further; None if no lever helps.
@@ -196,6 +204,8 @@ _MOST_WAYS = 4
 """The number of ways that a fix names: the cheapest ones."""
 OTHERS_STAY = " (the other errors stay)"
 """The text after ways that mend only one of several errors."""
+RISKY = " (risky: closer than the plan is exact)"
+"""The text after a way that leaves less room than the plan may be off by."""
 _NOTHING = (
     "a smaller model, or larger cards or more of them: no change that was tried is enough; "
     "`plimsoll plan --suggest` tries more"
@@ -235,11 +245,13 @@ def with_ways_out(plan: Plan, ground: Ground) -> Iterator[Problem]:
 
 
 def _text(trials: Trials, move: Move) -> str:
-    """Return the settings of a move that change something, joined by "with"."""
-    return " with ".join(
+    """Return the settings of a move that change something, joined by "with", and its risk."""
+    settings = " with ".join(
         f"{c.key}: {c.after:.2f}" if isinstance(c.after, float) else f"{c.key}: {show(c.after)}"
         for c in changes_between(trials.spec, dict(sorted(move.items())))
     )
+    trial = trials.of(move)
+    return settings + RISKY * (trial is not None and trial.plan.verdict == "risky")
 
 
 def _errors(plan: Plan) -> set[Code | None]:
@@ -272,6 +284,14 @@ def _mildest(way: Descent, lever: Lever, shortage: Shortage) -> Move | None:
 
 
 def _together(way: Descent) -> list[Move]:
-    """Return a move of several levers that is enough; nothing if there is none."""
-    turned = way.descend()
-    return [move_of(replace(way, levers=()).take_back(turned))] if way.ends(turned) else []
+    """Return a move of several levers that is enough; nothing if there is none.
+
+    The one that changes the result of training least, if possible on the given machines.
+    """
+    errors = {problem.code for problem in way.trials.root.plan.problems}
+    firsts = [None, *(lever for lever in way.levers if lever.codes & errors)]
+    ends = [turned for turned in map(way.descend, firsts) if turned and way.ends(turned)]
+    if not ends:
+        return []
+    best = min(ends, key=lambda turned: (EFFECTS.index(effect_of(turned)), cost_of(turned)))
+    return [move_of(replace(way, levers=()).take_back(best))]

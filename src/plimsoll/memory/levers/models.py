@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from plimsoll.memory.levers.changes import Change, apply_changes
-from plimsoll.spec.run_spec import Phase
+from plimsoll.resolve.run_spec import Phase
 from plimsoll.timeline.items import Kind
 from plimsoll.timeline.levers import Lever, Move, Relief, Situation, has_cards
 

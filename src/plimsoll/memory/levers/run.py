@@ -13,8 +13,8 @@ from typing import Any
 from plimsoll.config.cluster import RANK_KEYS, NodeGroup, RankKind
 from plimsoll.config.problems import UNPLACED, UNSTARTED
 from plimsoll.memory.levers.changes import value_at
-from plimsoll.spec.roles import role_kind
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.resolve.roles import role_kind
+from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.items import KINDS
 from plimsoll.timeline.levers import Lever, LeverValue, Move, Relief, Situation, halves
 

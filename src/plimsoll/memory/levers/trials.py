@@ -11,8 +11,8 @@ from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Use, likely_w
 from plimsoll.memory.levers.changes import Change, apply_changes, changes_between
 from plimsoll.memory.rules.ranks import idle_ranks
 from plimsoll.memory.weigh import Ground, Plan, weigh
-from plimsoll.spec.roles import is_role
-from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.resolve.roles import is_role
+from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Item, Kind, Where
 from plimsoll.timeline.levers import Lever, Move, Room, Situation
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.form import EMBEDDINGS
+from plimsoll.resolve.kernels import against_varlen
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.kernels import against_varlen
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -68,8 +69,15 @@ def vocabularies(job: PlannedJob) -> Iterator[Problem]:
 def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
     """Refuse targets of adapters that the model does not have, or that cannot have an adapter."""
     for role, trained in job.spec.trained.items():
-        shape = job.shapes[role]
-        for target in trained.adapter.targets if trained.adapter else ():
+        shape, adapter = job.shapes[role], trained.adapter or AdapterConfig()
+        whole = {*adapter.modules_to_save}
+        against = dict.fromkeys(adapter.targets, "it is one of its targets")
+        if job.spec.roles[role].head == "value":
+            against["lm_head"] = "the head gives one number a token, and is trained whole anyway"
+        for module in whole & against.keys():
+            what = f"{role}.adapter.modules_to_save: {module} cannot be trained whole beside it"
+            yield Problem("adapter-targets", "error", what, against[module], f"no {module} there")
+        for target in adapter.targets if trained.adapter else ():
             if obstacle := _against_target(shape, target):
                 what = f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
                 what += "an adapter"

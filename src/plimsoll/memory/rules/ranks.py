@@ -10,9 +10,9 @@ from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.tools import FOR_TRITON, how_to_install, system_tools
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
 from plimsoll.memory.contents.contents import PlannedJob
-from plimsoll.rollout.price import rollout_price
+from plimsoll.resolve.engine_rules import trainer_rules, trainers_of
 from plimsoll.run.counting import plural
-from plimsoll.spec.engine_rules import trainer_rules, trainers_of
+from plimsoll.sampler.price import rollout_price
 
 
 def bfloat16_cards(job: PlannedJob) -> Iterator[Problem]:

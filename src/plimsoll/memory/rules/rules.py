@@ -12,7 +12,7 @@ from plimsoll.config.problems import Problem, find
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.rules import models, ranks
-from plimsoll.spec.rules.machine import local_host_rules
+from plimsoll.resolve.rules.machine import local_host_rules
 
 PLAN_RULES = (
     *(models.positions, models.other_parts, models.vocabularies, models.adapter_targets),

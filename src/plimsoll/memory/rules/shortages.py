@@ -13,10 +13,10 @@ from plimsoll.config.problems import Code, Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
-from plimsoll.rollout.price import CrowdedCard, rollout_price
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.run.counting import first_of, gigabytes, plural
-from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import Phase, RunSpec
+from plimsoll.sampler.price import CrowdedCard, rollout_price
 from plimsoll.timeline.items import Item, Kind, Where
 
 

@@ -28,8 +28,8 @@ from plimsoll.model.price.layer_steps import (
     recomputed_steps,
     scoring_summit,
 )
+from plimsoll.resolve.run_spec import Phase
 from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
-from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where
 from plimsoll.timeline.tensors import pinned_block
 
@@ -181,7 +181,8 @@ class _Heights:
         stream, words = _stream(self.layer)
         words = f"{top.scratch:,} bytes in {top.where} + {words}"
         working = self._item("working set", top.scratch + stream, words)
-        waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
+        tied = self._tied and self.layer.form.trains("embed_tokens", tied=True)
+        waiting = self._tables(int(tied), "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
         flight = self._item("gradients in flight", top.gradient, words, kind="gradients")
         kept = self._of_checkpoints(undoing=True)
@@ -245,7 +246,7 @@ class _Heights:
 
         A tied head's gradient is added to the embedding's into a third tensor.
         """
-        if self.layer.form.adapter is not None:
+        if not self.layer.form.trains("embed_tokens", self.layer.shape.tied):
             return ()
         if self._tied:
             return (self._tables(3, "of the tied embedding, at the end"),)
@@ -273,8 +274,8 @@ class _Heights:
         return self._item("input ids and rotary tables", tokens * wide + numbers, words)
 
     def _tables(self, count: int, what: str) -> Item:
-        """Return `count` gradients as large as the embedding; none with an adapter."""
-        shape, count = self.layer.shape, 0 if self.layer.form.adapter is not None else count
+        """Return `count` gradients as large as the embedding."""
+        shape = self.layer.shape
         table = (self.layer.element, " bytes"), (shape.vocabulary, ""), (shape.hidden, f" {what}")
         tables = _product((count, ""), *table)
         return self._item("embedding gradients in flight", *tables, kind="gradients")
@@ -283,7 +284,8 @@ class _Heights:
         """Return the head's tensors, from the last hidden states to the loss, with gradients."""
         layer, loss_tokens = self.layer, self.layer.work.loss_tokens
         inputs = self._head_inputs(loss_tokens, layer.element)
-        gradient = self._tables(1 if layer.form.trained else 0, "of the head")
+        learned = layer.form.trains("lm_head", layer.shape.tied)
+        gradient = self._tables(int(learned), "of the head")
         match layer.form.head:
             case ChunkedHead() as head:
                 return (inputs, self._chunk(head), gradient)

@@ -9,9 +9,9 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.machine.hardware import BFLOAT16_UNITS
+from plimsoll.resolve.kernels import Capability, against_varlen
+from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.kernels import Capability, against_varlen
-from plimsoll.spec.roles import HeadKind
 
 EMBEDDINGS = "embed_tokens"
 """The input embedding, as an adapter's target; it is no linear layer."""
@@ -21,7 +21,10 @@ def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> 
     """Return the number of trained parameters: all, or those of the adapter and a value head."""
     if role.adapter is None:
         return shape.value_parameters if head == "value" else shape.parameters
-    return adapter_parameters(shape, role.adapter) + (shape.hidden if head == "value" else 0)
+    whole = sum(whole_tensors(shape, role.adapter))
+    return (
+        adapter_parameters(shape, role.adapter) + whole + (shape.hidden if head == "value" else 0)
+    )
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
@@ -41,6 +44,14 @@ def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int
         tensors += [(1, adapter.rank * side) for side in (shape.vocabulary, shape.hidden)]
         tensors += [(1, shape.hidden)] if adapter.dora else []
     return tensors
+
+
+def whole_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[int]:
+    """Return the elements of each tensor that is trained whole beside an adapter."""
+    names = adapter.modules_to_save
+    tables = min(len(names), 1) if shape.tied else len(names)
+    bias = [shape.vocabulary] if shape.head_bias and "lm_head" in names else []
+    return [shape.embedding_parameters] * tables + bias
 
 
 Attention = Literal["varlen", "sdpa", "eager"]
@@ -115,6 +126,7 @@ class AdapterForm:
         element: bytes of a weight; if they exceed the model's, each adapted linear casts its input.
         dropout: whether the input has dropout.
         dora: whether magnitudes are learned too.
+        whole: modules that are trained whole.
     """
 
     rank: int
@@ -122,6 +134,7 @@ class AdapterForm:
     element: int
     dropout: bool = False
     dora: bool = False
+    whole: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,6 +179,11 @@ class ActivationForm:
         """Whether attention's scores are held in memory, because no kernel takes the dtype."""
         return self.attention == "sdpa" and self.device != "cpu" and not self.kernels
 
+    def trains(self, module: Literal["embed_tokens", "lm_head"], tied: bool) -> bool:
+        """Return whether the embedding or the head is trained; `tied`: they are one tensor."""
+        whole = self.adapter.whole if self.adapter else None
+        return self.trained and (whole is None or module in whole or (tied and bool(whole)))
+
     def adapts(self, linear: str) -> bool:
         """Return whether a linear layer of that name has an adapter."""
         targets = self.adapter.targets if self.adapter else ()
@@ -186,7 +204,14 @@ def activation_form(
     pair = None
     if adapter is not None:
         dropout = adapter.dropout > 0
-        pair = AdapterForm(adapter.rank, adapter.targets, model.element, dropout, adapter.dora)
+        pair = AdapterForm(
+            adapter.rank,
+            adapter.targets,
+            model.element,
+            dropout,
+            adapter.dora,
+            adapter.modules_to_save,
+        )
     heads: dict[HeadKind, Head] = {
         "policy": ChunkedHead(model.head_chunk, entropy, scaled),
         "value": ScalarHead(),

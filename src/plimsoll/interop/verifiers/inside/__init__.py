@@ -1,1 +1,0 @@
-"""Code that runs in verifiers' virtual environment. It imports nothing from Plimsoll."""

@@ -1,0 +1,108 @@
+"""Rules about a run's length, schedules, moving averages, and the best evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.problems import Problem, Section
+from plimsoll.config.run import BestConfig
+from plimsoll.resolve.job import Evaluation
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.run.counting import plural
+
+
+def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of the run's length (`run.steps` or `run.epochs`)."""
+    at, run = Section("run", spec.run), spec.run
+    if (run.steps is None) == (run.epochs is None):
+        both = run.steps is not None
+        why = "How long the run is, is given two ways: run.epochs is set too." if both else ""
+        why = why or "Missing: how long the run is."
+        fix = "run.steps or run.epochs, not both" if both else "write run.steps or run.epochs"
+        yield at.invalid("steps", why, fix)
+    if run.epochs is None or spec.known_steps is None:
+        return
+    for role in spec.roles.values():
+        if not role.trained or role.begins < spec.steps:
+            continue
+        why = f"The run has {plural(spec.steps, 'step')}, and the {role.name} is trained from "
+        why += f"step {role.begins + 1} on, so it would never be."
+        yield at.invalid("epochs", why, "more run.epochs, or train it earlier")
+
+
+def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of `run.best`, and of the critic's moving average."""
+    at, best = Section("", spec.config), spec.run.best
+    if best is not None and spec.run.eval_every is None:
+        why = "Nothing is evaluated: run.eval_every is not given."
+        fix = "give run.eval_every and data.eval, or leave run.best out"
+        yield at.conflict("run.best", why, fix, "best-without-eval")
+    if best is not None and not spec.run.keep_checkpoints:
+        why = "It keeps the checkpoint of the best evaluation, and run.keep_checkpoints is 0."
+        fix = "run.keep_checkpoints: 1, or leave run.best out"
+        yield at.conflict("run.best", why, fix, "best-without-checkpoints")
+    if best is not None and not spec.evaluation.more:
+        yield from _best(Section("run.best", best), best, spec.evaluation)
+    critic = spec.trained.get("critic")
+    if critic is not None and critic.ema is not None:
+        why = "The average is for the final model, and the critic is not written as one."
+        fix = "actor.ema, or leave critic.ema out"
+        yield at.conflict("critic.ema", why, fix, "critic-ema")
+
+
+def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Problem]:
+    """Yield problems of the metric by which evaluations are compared, and of its direction."""
+    reported, name = evaluation.written_names, evaluation.reports(best.metric)
+    if name is None:
+        close = get_close_matches(best.metric, reported, n=3)
+        why = "Evaluations are compared by it (run.best), and this job's do not report it."
+        fix = f"did you mean {' or '.join(close)}?" if close else f"one of {', '.join(reported)}"
+        yield at.invalid("metric", why, fix, "best-metric")
+    elif reported[name] not in (None, best.goal):
+        why = f"It would keep the worst evaluation: the best {best.metric} is the "
+        why += f"{reported[name]} (run.best.metric)."
+        fix = f"run.best.goal: {reported[name]}"
+        yield at.conflict("goal", why, fix, "best-metric")
+
+
+def check_schedule(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+    """Yield problems of a role's learning rate schedule and of its moving average.
+
+    `updates` is the number of the role's optimizer steps, or None if it is not known yet.
+    """
+    at, optimizer = Section(name, role), role.optimizer
+    if optimizer.final_ratio > 1:
+        why, fix = "It is a share of the peak learning rate.", "a number from 0 to 1"
+        yield at.invalid("optimizer.final_ratio", why, fix, "optimizer-value")
+    if optimizer.warmup_steps and optimizer.warmup_ratio:
+        why = f"{name}.optimizer.warmup_steps says how long the warm-up is, too."
+        fix = f"leave {name}.optimizer.warmup_ratio out, or {name}.optimizer.warmup_steps"
+        yield at.invalid("optimizer.warmup_ratio", why, fix, "optimizer-value")
+    if updates is not None and optimizer.warmup_steps > updates:
+        why = f"The {name} takes {plural(updates, 'optimizer step')}, so the peak would never be "
+        why += "reached."
+        fix = f"at most {updates}, or a longer run"
+        yield at.invalid("optimizer.warmup_steps", why, fix, "warmup-too-long")
+    yield from _decay(at, role, updates)
+    if role.ema is not None and role.ema.decay >= 1:
+        why = "At 1 the average stays what it was, and above it grows without bound."
+        fix = "a number below 1, such as 0.999"
+        yield at.invalid("ema.decay", why, fix, "optimizer-value")
+
+
+def _decay(at: Section, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+    name, optimizer = at.key, role.optimizer
+    if optimizer.decay_steps is None:
+        return
+    if optimizer.schedule != "wsd":
+        why = f"Only wsd has such steps ({name}.optimizer.schedule: {optimizer.schedule})."
+        fix = f"{name}.optimizer.schedule: wsd, or leave {name}.optimizer.decay_steps out"
+        yield at.conflict("optimizer.decay_steps", why, fix, "decay-steps")
+    elif updates is not None and optimizer.warmup(updates) + optimizer.decay_steps > updates:
+        why = f"With the warm-up of {plural(optimizer.warmup(updates), 'step')} they are more than "
+        why += f"its {plural(updates, 'optimizer step')}."
+        fix = f"fewer of both, {updates} at most, or a longer run"
+        yield at.invalid("optimizer.decay_steps", why, fix, "decay-steps")

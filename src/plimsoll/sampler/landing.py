@@ -1,0 +1,73 @@
+"""Where the weights of each sync come into a process of an engine, whichever engine it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from plimsoll.errors import WeightSyncError
+from plimsoll.machine.faults import fault_value
+from plimsoll.sampler.sync import Arrivals
+from plimsoll.trainer.channel import Channel, Inlet, open_inlet
+from plimsoll.trainer.weights import WeightBucket, sum_pieces
+
+
+class WeightLanding:
+    """The receiving end of a run's syncs, with what the present one announced.
+
+    Args:
+        number: the number of the process among those of all engines, from 1.
+        device: the engine's device.
+    """
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self._number, self._device = number, device
+        self._arrivals = Arrivals(())
+        self._opened: tuple[Channel, Inlet] | None = None
+
+    def begin(self, names: tuple[str, ...], channel: Channel) -> None:
+        """Expect these tensors by a channel, which stays open for further syncs."""
+        self._arrivals = Arrivals(names)
+        if self._opened is None or self._opened[0] != channel:
+            self._opened = channel, open_inlet(channel, self._number, self._device)
+
+    @contextmanager
+    def bucket(
+        self, buckets: Iterable[WeightBucket], *, is_first: bool = True
+    ) -> Iterator[tuple[WeightBucket, Tensor]]:
+        """Yield the bucket that reaches this process, and its bytes; use these in the block only.
+
+        Args:
+            buckets: the bucket of each rank that sends, with the same tensors.
+            is_first: whether this is the first process of its engine. If all of them read the same
+                memory, only the first checks it.
+
+        Raises:
+            WeightSyncError: see `Arrivals.take`; or none of the buckets reaches this process.
+        """
+        inlet = self._inlet
+        bucket = next((b for b in buckets if inlet.reaches(b.handle)), None)
+        if bucket is None:
+            raise WeightSyncError("no training rank sends weights from this process's card")
+        data = fault_value("engine.receive", inlet.open(bucket.handle, bucket.bytes))
+        checks = is_first or not inlet.one_copy
+        self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None)
+        yield bucket, data
+        if data.is_cuda:  # the sender fills the buffer anew as soon as the block has ended
+            torch.cuda.current_stream(data.device).synchronize()
+
+    def complete(self) -> None:
+        """Raise WeightSyncError if announced tensors have not come."""
+        self._arrivals.complete()
+
+    def close(self) -> None:
+        """Let go of the sender's memory until the next sync."""
+        self._inlet.close()
+
+    @property
+    def _inlet(self) -> Inlet:
+        assert self._opened is not None, "a sync that has not begun"
+        return self._opened[1]

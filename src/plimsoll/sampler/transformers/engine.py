@@ -1,0 +1,252 @@
+"""Rollouts by transformers, in the caller's process: for machines without vLLM, and for debugging.
+
+Batched, with a key-value cache; far slower than vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.errors import WeightSyncError
+from plimsoll.machine.faults import await_fault_point, fault_value
+from plimsoll.machine.host import thread_wait_settings
+from plimsoll.machine.nvidia import card_order
+from plimsoll.model.load import quiet
+from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
+from plimsoll.run.readings import Reading
+from plimsoll.sampler.landing import WeightLanding
+from plimsoll.sampler.protocol import EngineSpec, Request, RolloutBuild
+from plimsoll.sampler.text import Decoder
+from plimsoll.sampler.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
+from plimsoll.trainer.channel import Channel, card_name
+from plimsoll.trainer.export import AdapterFiles
+from plimsoll.trainer.memory import read_memory
+from plimsoll.trainer.process_group import kernel_limits, suit_cards
+from plimsoll.trainer.weights import WeightBucket, split_bytes
+
+
+class TransformersEngine:
+    """A `RolloutEngine` on `generate` of transformers."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._version = 0
+        self.responses_per_request = spec.rollout.max_sequences
+        self._decoder = Decoder(spec.model, spec.trust_remote_code)
+        if spec.device == "cuda":
+            suit_cards()
+        with quiet():
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
+                spec.model,
+                dtype=getattr(torch, spec.rollout.dtype),
+                use_safetensors=True,
+                trust_remote_code=spec.trust_remote_code,
+            ).to(spec.device)
+        self._model.eval().requires_grad_(False)
+        if self._model.config._attn_implementation == "sdpa":
+            self._model.set_attn_implementation(GROUPED)
+        # Not the model's own config: the trainer knows nothing of, say, its repetition penalty.
+        self._model.generation_config = GenerationConfig()
+        self._landing = WeightLanding(spec.first_process, torch.device(spec.device))
+        self._running = asyncio.Event()
+        self._running.set()
+
+    async def generate(self, request: Request) -> list[Trajectory]:
+        """Return all responses of a request, sampled in one batch."""
+        await self._running.wait()
+        await await_fault_point("engine.request", self._version + 1)
+        sampling = request.sampling
+        prompts = request.each_prompt()
+        tokens, mask = _pad_left([p.tokens for p in prompts], self._pad_token, self._spec.device)
+        limits = [most for most in request.most_tokens() for _ in range(request.responses)]
+        ends = self._decoder.ending(sampling).tokens
+        recorder = Recorder(sampling, tokens.shape[1], torch.tensor(ends, device=self._spec.device))
+        # Only the engine's card: torch warns if it has to fork the generators of several cards.
+        cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
+        with torch.random.fork_rng(cards):
+            torch.manual_seed(request.seed + request.first)
+            output = self._model.generate(
+                input_ids=tokens,
+                attention_mask=mask,
+                do_sample=sampling.temperature > 0,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=0,
+                max_new_tokens=max(limits),
+                eos_token_id=list(ends),
+                pad_token_id=self._pad_token,
+                logits_processor=LogitsProcessorList([recorder]),
+                stopping_criteria=self._stopping(sampling, limits, tokens.shape[1]),
+            )
+        responses = output[:, tokens.shape[1] :]
+        logprobs = recorder.finish(output)
+        trajectories = [
+            self._trajectory(
+                prompts[i],
+                request.first + i % request.responses,
+                responses[i, :most],
+                logprobs[i],
+                sampling,
+            )
+            for i, most in enumerate(limits)
+        ]
+        return fault_value("engine.answer", trajectories, self._version + 1)
+
+    @property
+    def _pad_token(self) -> int:
+        return self._decoder.end_tokens[0] if self._decoder.end_tokens else 0
+
+    def _stopping(
+        self, sampling: SamplingConfig, limits: Sequence[int], prompt_tokens: int
+    ) -> StoppingCriteriaList:
+        criteria = StoppingCriteriaList()
+        if min(limits) < max(limits):
+            criteria.append(EndAtLimit(limits, prompt_tokens))
+        if self._decoder.ending(sampling).strings:
+            criteria.append(StopStrings(self._decoder, sampling, prompt_tokens))
+        return criteria
+
+    def _trajectory(
+        self,
+        prompt: Prompt,
+        sample: int,
+        row: Tensor,
+        logprobs: Tensor,
+        sampling: SamplingConfig,
+    ) -> Trajectory:
+        tokens = row.cpu().numpy().astype(np.int64)
+        length, stopped = self._length(tokens, sampling)
+        return single_turn(
+            prompt=prompt,
+            sample_index=sample,
+            response_tokens=tokens[:length],
+            sampler_logprobs=logprobs[:length].float().cpu().numpy(),
+            response_text=self._decoder.text(tokens[:length], sampling),
+            finish_reason="stop" if stopped else "length",
+            weight_version=self._version,
+        )
+
+    def _length(self, tokens: Ints, sampling: SamplingConfig) -> tuple[int, bool]:
+        """Return the length of the response, its end included, and whether it ended by itself.
+
+        `generate` pads a response after its end until all have ended; the padding is not counted.
+        """
+        ending = self._decoder.ending(sampling)
+        ends = np.flatnonzero(np.isin(tokens, ending.tokens))
+        length = int(ends[0]) + 1 if len(ends) else len(tokens)
+        if not ending.strings:
+            return length, len(ends) > 0
+        first = (n for n in range(1, length + 1) if self._decoder.stops(tokens[:n], sampling))
+        stop = next(first, None)
+        return stop or length, stop is not None or len(ends) > 0
+
+    async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """Return the log-prob of every token but the first, computed one sequence at a time."""
+        return [self._sequence_log_probs(tokens) for tokens in sequences]
+
+    def _sequence_log_probs(self, tokens: Ints) -> Floats:
+        ids = torch.tensor(tokens, device=self._spec.device)
+        with torch.no_grad():
+            logits = self._model(input_ids=ids[None]).logits[0, :-1].float()
+        log_probs: Floats = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0].cpu().numpy()
+        return log_probs
+
+    async def sleep(self) -> None:
+        """Do nothing: the engine keeps no cache between requests, and its weights stay."""
+
+    async def cards(self) -> list[str]:
+        """Return the name of the engine's card."""
+        return [card_name(torch.device(self._spec.device))]
+
+    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
+        """Expect these tensors as new weights."""
+        self._landing.begin(names, channel)
+
+    async def receive(self, *buckets: WeightBucket) -> int:
+        """Copy a bucket's tensors into the model; return the bucket's bytes."""
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        with self._landing.bucket(buckets) as (bucket, data):
+            for name, piece in split_bytes(bucket.tensors, data).items():
+                if name not in parameters:
+                    raise WeightSyncError(f"the rollout model has no tensor {name}")
+                parameters[name].data.copy_(piece)
+        return bucket.bytes
+
+    async def end_receiving(self) -> None:
+        """Check that all tensors came, and let go of the sender's memory."""
+        self._landing.complete()
+        self._landing.close()
+
+    async def finish_sync(self, version: int) -> None:
+        """Count the version."""
+        self._version = version
+
+    async def pause(self) -> None:
+        """Let further requests wait; a request that has begun has ended by now."""
+        self._running.clear()
+
+    async def resume(self) -> None:
+        """Let requests begin."""
+        self._running.set()
+
+    async def read_memory(self) -> Reading:
+        """Return the memory of this process, and its peaks since the last call."""
+        return read_memory(torch.device(self._spec.device))
+
+    async def take_adapter(self, files: AdapterFiles) -> int:
+        """Raise NotImplementedError: only merged weights are taken."""
+        raise NotImplementedError("the engine on transformers takes merged weights only")
+
+    async def watch(self) -> str:
+        """Wait for ever: the engine has no process that could die."""
+        await asyncio.Event().wait()
+        return ""
+
+    async def answer(self) -> None:
+        """Return at once: the engine has no processes of its own."""
+
+    async def stop(self) -> None:
+        """Drop the model."""
+        del self._model
+
+
+def _pad_left(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Tensor, Tensor]:
+    longest = max(len(p) for p in prompts)
+    tokens = torch.full((len(prompts), longest), pad, dtype=torch.long)
+    mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+    for i, prompt in enumerate(prompts):
+        tokens[i, longest - len(prompt) :] = torch.from_numpy(np.ascontiguousarray(prompt))
+        mask[i, longest - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """Return environment variables for torch, to be set before the engine's process starts."""
+    common = {"TOKENIZERS_PARALLELISM": "false", **thread_wait_settings()}
+    if spec.device == "cuda":
+        return common | card_order()
+    return common | {"OMP_NUM_THREADS": str(spec.threads)} | kernel_limits()
+
+
+ENGINE = RolloutBuild(
+    start=TransformersEngine,
+    environment=environment,
+    as_published=False,
+    memory_settings=lambda spec: (
+        f"rollout.transformers.max_sequences: {spec.rollout.max_sequences}"
+    ),
+    logged_error=lambda log: None,
+)

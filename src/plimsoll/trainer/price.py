@@ -1,0 +1,348 @@
+"""The price of a role: its memory on one rank, computed from its config without torch.
+
+A role holds weights, states and activations; buffers for weights that are loaded, saved or sent to
+engines; and a teacher's hidden states on their way to its student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import cast
+
+from plimsoll.config.cluster import Device, RankSleep
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.rollout import DecidedRoute
+from plimsoll.model.price.activations import activation_items, backward_items
+from plimsoll.model.price.form import (
+    ActivationForm,
+    TeacherHead,
+    activation_form,
+)
+from plimsoll.resolve.kernels import Capability
+from plimsoll.resolve.roles import HeadKind
+from plimsoll.resolve.run_spec import Phase
+from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.timeline.items import Allocation, Item, Moment, Where
+from plimsoll.timeline.tensors import (
+    Tensors,
+    TrainPhase,
+    pinned_block,
+    scoring_phase,
+    state_items,
+)
+
+_KEPT = 1024
+"""How many prices are cached: a search for settings that fit makes hundreds of plans, in which many
+roles are equal."""
+
+
+@dataclass(frozen=True)
+class RoleWork:
+    """A role's model, and what one rank does with it.
+
+    Attributes:
+        work: The role's largest forward.
+        ranks: The number of ranks that the role is divided over.
+        moments: All moments of the job (`job_moments`).
+        scaled: Whether the sampling temperature is not 1.
+        capability: The lowest compute capability of the run's cards; None if unknown.
+        first: Whether this is the first of the role's ranks, which collects the actor's weights
+            when they leave.
+        scores: Whether the role does a forward in the phase `score`.
+        rank_sleep: What moves to host memory while engines sample.
+        copies_states: Whether the rank copies its states to host memory, to save them while it
+            trains on.
+    """
+
+    name: str
+    shape: ModelShape
+    head: HeadKind
+    work: MicroBatch
+    ranks: int
+    device: Device
+    moments: frozenset[Moment]
+    scaled: bool = False
+    capability: Capability | None = None
+    first: bool = True
+    scores: bool = True
+    rank_sleep: RankSleep = "none"
+    copies_states: bool = False
+
+
+@dataclass(frozen=True)
+class TrainedTensors:
+    """The tensors of a role that learns, on one rank.
+
+    Attributes:
+        tensors: Weights, states, gradients, buffers, and copies on the way in and out.
+        layers_left: Layers whose activations are still kept when gradients are first reduced.
+    """
+
+    tensors: tuple[Tensors, ...]
+    layers_left: int
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """The bytes that a checkpoint holds for each trained parameter."""
+
+    masters: int
+    moments: int
+    average: int
+
+
+@dataclass(frozen=True)
+class TrainerPrice:
+    """The functions that price a trainer engine's memory on one rank.
+
+    Attributes:
+        trained: Returns the tensors of a role that learns. Args: role, work, how weights go to
+            engines (None without engines).
+        frozen: Returns the tensors of a role that only scores. Args: role, work.
+        saved: Returns the bytes that a checkpoint holds for each trained parameter of a role.
+        division: Describes how a role is divided over the ranks, such as "stage 2".
+        is_divided: Returns whether anything of a role is divided.
+        has_head: Returns whether a role that only scores keeps its full output head on the device.
+            Args: role, ranks, device.
+    """
+
+    trained: Callable[[TrainedRole, RoleWork, Sending | None], TrainedTensors]
+    frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]]
+    saved: Callable[[TrainedRole], SavedBytes]
+    division: Callable[[TrainedRole | FrozenRole], str]
+    is_divided: Callable[[TrainedRole | FrozenRole], bool]
+    has_head: Callable[[FrozenRole, int, Device], bool]
+
+
+def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
+    """Return the price functions of the engine that the role's settings name."""
+    return cast(TrainerPrice, role.engine_value("price"))
+
+
+@lru_cache(_KEPT)
+def trained_role(
+    role: TrainedRole,
+    role_work: RoleWork,
+    phase: TrainPhase,
+    *,
+    entropy: bool = False,
+    sending: Sending | None = None,
+    teacher: TeacherHead | None = None,
+) -> tuple[Allocation, ...]:
+    """Return the memory of a trained role on one rank: items, and the moments of each.
+
+    Args:
+        role: The role's config.
+        role_work: The role's model, and what the rank does with it.
+        phase: The phase that trains it.
+        entropy: Whether the head computes the entropy.
+        sending: How the actor's weights go to engines; None without engines.
+        teacher: The teacher's head, for a student.
+    """
+    name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
+    trained = trainer_price(role).trained(role, role_work, sending)
+    form = activation_form(
+        *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
+        role_work.capability,
+    )
+    form = form if teacher is None else replace(form, head=teacher)
+    return (
+        *state_items(name, trained.tensors, phase, role_work.moments),
+        *activation_items(name, shape, work, form, phase),
+        *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
+        *backward_items(name, shape, work, form, Moment(phase, "reduce"), trained.layers_left),
+        *_forwards(role_work, replace(form, trained=False)),
+    )
+
+
+def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
+    """Yield the activations of forward passes that have no backward pass.
+
+    In these the role scores, or the actor computes the log-probs that verify a weight sync.
+    """
+    phases: list[Phase] = ["score"] if role_work.scores else []
+    phases += ["sync"] if role_work.name == "actor" else []
+    for phase in phases:
+        if Moment(phase, "forward") in role_work.moments:
+            yield from activation_items(
+                role_work.name, role_work.shape, role_work.work, form, phase
+            )
+
+
+@lru_cache(_KEPT)
+def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]:
+    """Return the memory on one rank of a role that only scores: items, and the moments of each."""
+    name, shape = role_work.name, role_work.shape
+    device, moments = role_work.device, role_work.moments
+    tensors = trainer_price(role).frozen(role, role_work)
+    form = activation_form(
+        *(role.model, None, shape, role_work.head, device, False, role_work.scaled),
+        role_work.capability,
+    )
+    form, phase = replace(form, trained=False), scoring_phase(name, moments)
+    return (
+        *state_items(name, tensors, None, moments),
+        *activation_items(name, shape, role_work.work, form, phase),
+    )
+
+
+SAVE_BUCKET = 2**30
+"""Bytes of weights that are gathered at once when a model is saved."""
+CHECKSUM_BYTES = 10 * 2**20
+"""What a card needs beside a bucket to compute its checksums (trainer/checksum.py)."""
+CHECKPOINT_FILE = 2**28
+"""Bytes of stretches in one file of a checkpoint, at most."""
+
+_COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
+
+
+def loading_tensors(
+    shape: ModelShape, element: int, quantized: int, device: Device
+) -> Iterator[Tensors]:
+    """Yield the temporary tensors of loading a model.
+
+    Weights are mapped from the checkpoint's files (page cache, which the system can reclaim), and
+    are cast and copied to the device one by one. On CPU, weights to be quantised are read ahead.
+    """
+    if device == "cpu":
+        yield Tensors(
+            "weights",
+            "weights to quantise",
+            "read to be quantised",
+            quantized,
+            element,
+            "transformers, core_model_loading.py: threads read ahead",
+            where="host",
+            life="loading",
+        )
+    yield Tensors(
+        "buffers",
+        "copy while loading",
+        "of the largest tensor",
+        shape.largest_parameter,
+        element,
+        "trainer/zero/frozen.py: one weight at a time, from files that are mapped",
+        where="host",
+        life="loading",
+    )
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """The weights of a role that one rank saves or sends.
+
+    Attributes:
+        trained: Bytes of the parameters that learn.
+        every: Bytes of all parameters, those in 4 bits as they are stored.
+        adapted: Whether an adapter learns, and is saved by itself.
+        gathers: Whether the engine divides the weights, and gathers them bucket by bucket on every
+            rank.
+    """
+
+    trained: int
+    every: int
+    adapted: bool
+    gathers: bool
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The actor's weights on their way to engines.
+
+    Attributes:
+        route: How they go; None if an adapter goes alone, as files.
+        bucket: Bytes of the largest bucket, or of the adapter.
+        two: Bytes of two buckets, or of all weights if that is less.
+        near: Whether every engine is on the first rank's node.
+    """
+
+    route: DecidedRoute | None
+    bucket: int
+    two: int
+    near: bool = True
+
+
+def outgoing_tensors(
+    weights: Outgoing, device: Device, sending: Sending | None, first: bool
+) -> Iterator[Tensors]:
+    """Yield the buffers of the actor's weights on their way to engines and to files.
+
+    Args:
+        weights: The weights.
+        device: The device that the rank computes on.
+        sending: How the weights go to engines; None without engines.
+        first: Whether this is the rank that collects what the ranks gather.
+    """
+    saved = weights.trained if weights.adapted else weights.every
+    if weights.gathers:
+        bucket = 0 if sending is None else min(sending.bucket, weights.every)
+        where: Where = "device" if device == "cuda" else "host"
+        source = "trainer/protocol.py: gather"
+        gathered = _outgoing_buffer("gathered weights", bucket, source, where)
+        yield replace(gathered, life="sending")
+        yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
+    if sending is not None and (first or sending.route == "ipc"):
+        yield from _sent_buckets(sending, device)
+    if first:
+        source = "trainer/export.py: write_model collects on rank 0"
+        yield replace(_outgoing_buffer("model to save", saved, source, "host"), life="saving")
+
+
+def _sent_buckets(sending: Sending, device: Device) -> Iterator[Tensors]:
+    """Yield the buffers of a rank that sends."""
+    source, two = "trainer/channel.py", sending.two
+    if sending.route is None:
+        files = _outgoing_buffer("adapter to send", sending.bucket, "trainer/export.py", "host")
+        yield replace(files, life="sending")
+    elif sending.route == "host":  # the memory stays for the next sync
+        yield replace(_outgoing_buffer("buckets of weights", two, source, "host"), life="stepped")
+    if device == "cuda" and sending.route is not None:
+        size = sending.bucket if sending.route == "host" else two
+        name = "packed bucket" if sending.route == "host" else "buckets of weights"
+        packed = _outgoing_buffer(name, size + CHECKSUM_BYTES, source, "device")
+        yield replace(packed, life="sending")
+
+
+def _outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
+    return Tensors("buffers", name, "bytes", size, 1, source, where=where)
+
+
+def teacher_items(
+    teacher: FrozenRole,
+    shape: ModelShape,
+    tokens: int,
+    moments: frozenset[Moment],
+    *,
+    has_head: bool,
+    pinned: int = 0,
+) -> Iterator[Allocation]:
+    """Yield the memory that a student needs of its teacher: hidden states, and the head.
+
+    Args:
+        teacher: The teacher's config.
+        shape: The teacher's shape.
+        tokens: Tokens of a step on one rank.
+        moments: All moments of the job.
+        has_head: Whether the teacher's engine has the full head on the device already.
+        pinned: Tokens of a micro-batch, whose states are a pinned block on the host; 0 on the CPU.
+    """
+    element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
+
+    def item(name: str, where: Where, size: int, words: str) -> Item:
+        formula = f"{element} bytes x {words} x {hidden:,}"
+        source = "trainer/teacher_forward.py"
+        return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
+
+    words = f"{tokens:,} tokens of a step"
+    size = element * tokens * hidden
+    if pinned:
+        size = -(-tokens // pinned) * pinned_block(element * pinned * hidden)
+        words += f", {pinned:,} in a pinned block of a power of two,"
+    states = item("hidden states", "host", size, words)
+    yield Allocation(states, frozenset(moment for moment in moments if moment.phase != "load"))
+    if not has_head:
+        words = f"{vocabulary:,} of the vocabulary"
+        head = item("gathered head", "device", element * vocabulary * hidden, words)
+        yield Allocation(head, moments & _COMPARED)

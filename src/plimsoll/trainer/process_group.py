@@ -1,0 +1,240 @@
+"""The process group of the training ranks, and what must be set before DeepSpeed is imported."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+from plimsoll.config.cluster import Device
+from plimsoll.errors import ConfigError
+from plimsoll.machine.heap import keep_large_blocks
+from plimsoll.machine.host import network_interface, own_address
+from plimsoll.machine.local_host import expands, user_settings, with_segments
+from plimsoll.machine.nvidia import own_cards
+
+
+def expand_segments(expandable: bool) -> None:
+    """Let torch's CUDA allocator make expandable segments from now on, or fixed ones.
+
+    Segments that the process already has stay as they are. Memory shared by CUDA IPC needs fixed
+    segments. The user's other settings are set again: PyTorch drops every setting that a change
+    leaves out.
+    """
+    bindings: Any = torch._C
+    change = getattr(bindings, "_accelerator_setAllocatorSettings", None)
+    change = change or torch.cuda.memory._set_allocator_settings  # of a torch without that name
+    change(with_segments(user_settings(), expandable))
+
+
+@contextmanager
+def fixed_segments(device: torch.device) -> Iterator[None]:
+    """During the block, let torch's CUDA allocator make fixed segments only, as CUDA IPC needs."""
+    if device.type == "cpu":
+        yield
+        return
+    expand_segments(False)
+    try:
+        yield
+    finally:
+        expand_segments(not user_settings() or expands(user_settings()))
+
+
+_KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+"""How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, about 1 MB
+each. Packs hardly ever have the same shape twice, and each library would keep 1,024. The layers and
+sequences of one pack have about a hundred shapes."""
+
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others, in a store or a collective. NCCL's own 10 minutes are too
+short if a rank reads a large model from a slow disk, and engines may wake from sleep first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one training rank runs.
+
+    Attributes:
+        local_rank: The number of the rank's GPU, among those that its process sees.
+        address, port: The rendezvous of rank 0.
+        threads: CPU threads of the process.
+        ranks_per_node: How many consecutive ranks share a node, the same number everywhere; None if
+            all do.
+    """
+
+    rank: int
+    ranks: int
+    local_rank: int
+    address: str
+    port: int
+    device: Device
+    threads: int
+    ranks_per_node: int | None = None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The rank's own device."""
+        return (
+            torch.device("cuda", self.local_rank) if self.device == "cuda" else torch.device("cpu")
+        )
+
+
+def check_device(device: Device) -> Device:
+    """Return the device, after checking that torch can use it.
+
+    Raises:
+        ConfigError: The device is CUDA, and torch sees no CUDA GPU here.
+    """
+    if device == "cpu" or torch.cuda.is_available():
+        return device
+    what = f"cluster.device: cuda, and torch {torch.__version__} sees no CUDA GPU here"
+    if cards := own_cards():
+        raise ConfigError(
+            f"{what}, though this machine has one ({cards[0].name}, driver {cards[0].driver}). "
+            "`plimsoll doctor` says why: often the driver is too old for the CUDA that torch is "
+            "built for. Mend that, or write cluster.device: cpu"
+        )
+    raise ConfigError(f"{what}. Write cluster.device: cpu, or install a CUDA build of torch")
+
+
+def kernel_limits() -> dict[str, str]:
+    """Return environment variables that limit kernel caches, for a process that computes on CPU.
+
+    Values that this process's environment has already are kept.
+    """
+    return {name: os.environ.get(name, value) for name, value in _KERNEL_LIMITS.items()}
+
+
+def prepare_environment(place: Place) -> None:
+    """Set environment variables for DeepSpeed and PyTorch; call it before importing DeepSpeed."""
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.ranks),
+        "LOCAL_RANK": str(place.local_rank),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        "DS_ACCELERATOR": place.device,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    os.environ |= kernel_limits()
+    if place.device == "cpu":
+        keep_large_blocks()
+    for name, value in network_interface(place.address).items():
+        os.environ.setdefault(name, value)
+    torch.set_num_threads(place.threads)
+
+
+def serve_store(address: str, port: int = 0, ranks: int | None = None) -> TCPStore:
+    """Return a store that this process serves at one address of the machine.
+
+    TCPStore by itself listens at all addresses. A store asks nobody for a key: whoever reaches it
+    can change what the ranks tell one another.
+
+    Args:
+        address: The address at which other ranks look for the store.
+        port: Its port; 0 for a free one.
+        ranks: How many ranks to wait for; None to wait for none.
+    """
+    own = own_address(address)
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.create_server((own, port), family=family) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            own,
+            port,
+            ranks,
+            is_master=True,
+            timeout=PATIENCE,
+            wait_for_workers=ranks is not None,
+            master_listen_fd=os.dup(listening.fileno()),  # the store closes it
+        )
+
+
+def find_store(address: str, port: int, ranks: int | None = None) -> TCPStore:
+    """Return a connection to a store that another process, or this one, serves."""
+    return TCPStore(address, port, ranks, is_master=False, timeout=PATIENCE)
+
+
+def _common_store(place: Place) -> Store:
+    """Return the store in which the ranks find one another; a single rank needs no network."""
+    if place.ranks == 1:
+        return HashStore()
+    meet = serve_store if place.rank == 0 else find_store
+    return meet(place.address, place.port, place.ranks)
+
+
+def join(place: Place) -> torch.device:
+    """Join the process group, and return the rank's device; block until all ranks have come."""
+    prepare_environment(place)
+    if place.device == "cuda":
+        torch.cuda.set_device(place.torch_device)
+        suit_cards()
+        if not user_settings():
+            expand_segments(True)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "nccl" if place.device == "cuda" else "gloo",
+            store=_common_store(place),
+            rank=place.rank,
+            world_size=place.ranks,
+            timeout=PATIENCE,
+        )
+    # DeepSpeed 0.19.8 calls functions that torch 2.13 has deprecated.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    import deepspeed
+
+    # DeepSpeed's shared-memory collectives for CPU take half a minute of g++ at first use and are
+    # meant for inference; training uses gloo.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if place.device == "cuda":
+        accelerator = deepspeed.accelerator.get_accelerator()
+        ask_cuda_for_free_memory(accelerator)
+        count_ranks_as_cards(accelerator, place.ranks_per_node or place.ranks)
+    deepspeed.init_distributed(dist_init_required=False)
+    return place.torch_device
+
+
+def ask_cuda_for_free_memory(accelerator: Any) -> None:
+    """Replace DeepSpeed's query for free memory, which fails with UUIDs in CUDA_VISIBLE_DEVICES.
+
+    DeepSpeed 0.19.8 asks NVML by the numbers in that variable: with UUIDs there, ZeRO 1 and 2 end
+    with a ValueError (accelerator/cuda_accelerator.py, zero/stage_1_and_2.py).
+    """
+    accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
+
+
+def count_ranks_as_cards(accelerator: Any, ranks_per_node: int) -> None:
+    """Tell DeepSpeed how many ranks share a node.
+
+    DeepSpeed 0.19.8 counts the cards that a process sees as the cards of its node (utils/groups.py,
+    coalesced_collectives.py, zero/stage3.py), and a rank sees one card. So each rank would be a
+    node, and gradients that are quantised between nodes would be quantised within them.
+    """
+    accelerator.device_count = lambda: ranks_per_node
+
+
+def suit_cards() -> None:
+    """Set PyTorch's process-wide settings for a process that computes on a card."""
+    # cuDNN's attention, which PyTorch prefers on H100, builds a graph for each new length.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # DeepSpeed makes new groups without a timeout (comm/torch.py, new_group): set the default.
+    groups: Any = dist.distributed_c10d  # its types leave this attribute out
+    groups.default_pg_nccl_timeout = PATIENCE
+
+
+def leave() -> None:
+    """Leave the process group; the process may join another."""
+    if dist.is_initialized():
+        import deepspeed
+
+        # torch's function alone would leave DeepSpeed with dead groups
+        deepspeed.comm.destroy_process_group()

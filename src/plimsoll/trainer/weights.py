@@ -1,0 +1,268 @@
+"""Weights on their way out of the trainer: in buckets, by their Hugging Face names.
+
+ZeRO-3 shards are gathered one bucket at a time, so the full model is never on one GPU. A tied head
+is sent twice, under both names: on CPU, vLLM keeps a packed copy of the head, and renews it only
+for a tensor with the head's name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.model.adapters import parts_of_weight, plain_weight
+from plimsoll.model.disturbance import UNSCALED, Scaled
+from plimsoll.model.policy import PolicyModel, hf_state_names, plain_name, published_weights
+from plimsoll.model.quantization import plain_shape
+from plimsoll.trainer.channel import Handle, Outlet
+from plimsoll.trainer.checksum import checksums
+from plimsoll.trainer.protocol import Engine
+
+_NO_FACTORS: Mapping[str, float] = MappingProxyType({})
+_IN_LAYER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class SentTensor:
+    """One tensor of a bucket: Hugging Face name, dtype, shape, size, and checksum of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class WeightBucket:
+    """Undivided tensors, packed one behind the other, each from a multiple of 8 bytes on.
+
+    Attributes:
+        tensors: the tensors in their order.
+        bytes: bytes of all together.
+        handle: what an `Inlet` opens to get these bytes.
+    """
+
+    tensors: tuple[SentTensor, ...]
+    bytes: int
+    handle: Handle
+
+
+def rebuild_bucket(values: Sequence[Any]) -> WeightBucket:
+    """Return the bucket whose `astuple` came as lists, as vLLM sends values to its processes."""
+    tensors, size, handle = values
+    sent = (SentTensor(n, dtype, tuple(shape), *rest) for n, dtype, shape, *rest in tensors)
+    return WeightBucket(tuple(sent), size, tuple(handle))
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """The weights of a policy on their way to engines.
+
+    Attributes:
+        names: the Hugging Face names of all tensors.
+        buckets: the names in the module of each bucket's parameters.
+        largest: packed bytes of the largest bucket.
+    """
+
+    names: tuple[str, ...]
+    buckets: tuple[tuple[str, ...], ...]
+    largest: int
+
+
+def plan_weights(
+    engine: Engine,
+    bucket_bytes: int,
+    as_published: bool,
+    only_trained: bool,
+    layers: Collection[str] | None = None,
+) -> WeightPlan:
+    """Return the plan by which `gather_bucket` sends a policy's weights.
+
+    Args:
+        engine: the policy's engine.
+        bucket_bytes: see `plan_buckets`.
+        as_published: see `gather_bucket`.
+        only_trained: leave out what training does not change.
+        layers: the layers to send, with what follows one another with them; None: all.
+    """
+    policy = engine.module
+    assert isinstance(policy, PolicyModel)
+    hf_names = hf_state_names(policy)
+    buckets = plan_buckets(engine, bucket_bytes, only_trained, layers)
+    names: list[str] = []
+    largest = 0
+    for bucket in buckets:
+        frames = {hf_names[n]: _frame(policy.get_parameter(n)) for n in bucket}
+        tensors = _with_ties(policy, frames, as_published)
+        names += tensors
+        largest = max(largest, sum(_room(t.nbytes) for t in tensors.values()))
+    return WeightPlan(tuple(names), buckets, largest)
+
+
+def _frame(parameter: nn.Parameter) -> Tensor:
+    """Return a tensor without data, of the undivided, dequantised parameter's shape and dtype."""
+    return torch.empty(plain_shape(parameter), dtype=parameter.dtype, device="meta")
+
+
+def plan_buckets(
+    engine: Engine,
+    bucket_bytes: int,
+    only_trained: bool = False,
+    layers: Collection[str] | None = None,
+) -> tuple[tuple[str, ...], ...]:
+    """Return the parameter names of each bucket, in the model's order.
+
+    A bucket holds at most `bucket_bytes`; a larger tensor gets its own bucket. Weights that an
+    engine may merge into one layer, such as queries, keys and values, follow one another, and share
+    a bucket if they fit: vLLM holds tensors until all of their layer are there. The names are those
+    in the module; the tensors of adapters are not listed, but merged into these weights.
+
+    With `only_trained`, weights that training does not change are left out if all that follow one
+    another with them are: an engine rebuilds a merged layer from nothing, and needs all of it. The
+    same holds for `layers`, the names in the module of those to send; None: all.
+    """
+    buckets: list[list[str]] = []
+    room = 0
+    blocks = _blocks(hf_state_names(engine.module))
+    if only_trained:
+        blocks = (names for names in blocks if any(learns(engine.module, n) for n in names))
+    if layers is not None:
+        wanted = weights_of_layers(layers)
+        blocks = (names for names in blocks if any(plain_name(n) in wanted for n in names))
+    for names in blocks:
+        sizes = [_plain_bytes(engine.module.get_parameter(name)) for name in names]
+        together = sum(sizes) <= bucket_bytes
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            needed = sum(sizes) if together and place == 0 else size
+            if needed > room or not buckets:
+                buckets.append([])
+                room = bucket_bytes
+            buckets[-1].append(name)
+            room -= size
+    return tuple(tuple(names) for names in buckets)
+
+
+def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
+    """Yield groups of the module's parameter names that should be sent together.
+
+    In a decoder layer, a group is one part (attention, MLP, norms); elsewhere it is one module.
+    `hf_names` maps names in the module to Hugging Face names, as `hf_state_names` returns them.
+    """
+    blocks: dict[str, list[str]] = {}
+    for name, hf_name in hf_names.items():
+        ends = 2 if _IN_LAYER.search(hf_name) else 1
+        blocks.setdefault(hf_name.rsplit(".", ends)[0], []).append(name)
+    yield from blocks.values()
+
+
+def weights_of_layers(layers: Collection[str]) -> set[str]:
+    """Return the Hugging Face names that weights and biases of these layers have."""
+    return {f"{plain_name(layer)}.{leaf}" for layer in layers for leaf in ("weight", "bias")}
+
+
+def learns(module: nn.Module, name: str) -> bool:
+    """Return whether training changes what `plain_weight` returns."""
+    return any(module.get_parameter(n).requires_grad for n in parts_of_weight(module, name))
+
+
+@contextmanager
+def plain_weights(
+    engine: Engine, names: Sequence[str]
+) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Yield a function that returns these weights by their Hugging Face names.
+
+    Adapters are merged into the weights, and quantised weights are dequantised. All ranks must
+    enter the block together; only ranks that want the weights call the function.
+    """
+    module = engine.module
+    hf_names = hf_state_names(module)
+    with engine.gather([part for name in names for part in parts_of_weight(module, name)]):
+        yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
+
+
+def gather_bucket(
+    engine: Engine,
+    names: Sequence[str],
+    as_published: bool,
+    outlet: Outlet | None,
+    scaled: Scaled = UNSCALED,
+) -> WeightBucket | None:
+    """Ship a bucket with these weights of a policy, and return it; None without an outlet.
+
+    All ranks must call it together. A weight that is tied to one of these is added under its second
+    name. `as_published`: give names and layout of published files, not those of transformers'
+    modules. `scaled`: the layers whose weights are sent scaled.
+    """
+    policy = engine.module
+    assert isinstance(policy, PolicyModel)
+    with plain_weights(engine, names) as weights:
+        if outlet is None:
+            return None
+        plain = weights()
+        multiplied = {name: plain[name] for name in weights_of_layers(scaled.layers) & plain.keys()}
+        factors = dict.fromkeys(_with_ties(policy, multiplied, as_published), scaled.factor)
+        return ship_bucket(_with_ties(policy, plain, as_published), outlet, factors)
+
+
+def _with_ties(
+    policy: PolicyModel, weights: Mapping[str, Tensor], as_published: bool
+) -> dict[str, Tensor]:
+    tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
+    all_weights = {**weights, **tied}
+    return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
+
+
+def ship_bucket(
+    tensors: Mapping[str, Tensor], outlet: Outlet, factors: Mapping[str, float] = _NO_FACTORS
+) -> WeightBucket:
+    """Pack these tensors (by Hugging Face name) into the outlet's room, and ship them.
+
+    `factors`: by what some of them are multiplied on the way.
+    """
+    rooms = [_room(t.nbytes) for t in tensors.values()]
+    data = outlet.room(sum(rooms))
+    for (name, tensor), piece in zip(tensors.items(), data.split(rooms), strict=True):
+        piece[tensor.nbytes :].zero_()
+        packed = piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        if name in factors:
+            packed.mul_(factors[name])
+    sent = tuple(
+        SentTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes, checksum)
+        for (name, t), checksum in zip(tensors.items(), checksums(data, rooms), strict=True)
+    )
+    return WeightBucket(sent, len(data), outlet.ship())
+
+
+def sum_pieces(tensors: Sequence[SentTensor], data: Tensor) -> list[int]:
+    """Return the checksum of each tensor that is packed in a uint8 tensor."""
+    return checksums(data, [_room(sent.bytes) for sent in tensors])
+
+
+def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor]:
+    """Return the tensors that are packed in a uint8 tensor: views into it, by name."""
+    pieces: dict[str, Tensor] = {}
+    offset = 0
+    for sent in tensors:
+        piece = data[offset : offset + sent.bytes]
+        pieces[sent.name] = piece.view(getattr(torch, sent.dtype)).view(sent.shape)
+        offset += _room(sent.bytes)
+    return pieces
+
+
+def _room(size: int) -> int:
+    """Return the size rounded up to a multiple of 8 bytes, at which any dtype may begin."""
+    return -(-size // 8) * 8
+
+
+def _plain_bytes(parameter: nn.Parameter) -> int:
+    """Return the bytes of the undivided parameter, dequantised if it is quantised."""
+    return math.prod(plain_shape(parameter)) * parameter.element_size()

@@ -1,0 +1,189 @@
+"""Find the training program in a command or script, and read the words of its launcher.
+
+A launcher is a program such as `deepspeed`, `torchrun` or `ray job submit`. Its words may give the
+numbers of machines and cards. To support another trainer, add a package with a TRAINER.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from plimsoll.errors import ConfigError
+from plimsoll_convert.shell import Expanded, script_commands
+
+if TYPE_CHECKING:
+    from plimsoll_convert.writer import Converted
+
+
+_CARDS = ("--num_gpus", "--nproc_per_node", "--nproc-per-node", "--num_processes")
+_NODES = ("--num_nodes", "--nnodes", "--num_machines")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a program.
+
+    Attributes:
+        program: Name of the program, such as `train_ppo_ray`.
+        arguments: The words after the name.
+        launcher: The words before the name.
+        line: Line of the script.
+        unknown: Words that could not be read, each with the reason.
+        cards: Number of cards per machine; None if the launcher does not say it.
+        nodes: Number of machines; None if the launcher does not say it.
+        address: Host of the Ray cluster to which the job is submitted, or None.
+    """
+
+    program: str
+    arguments: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
+    line: int = 0
+    unknown: tuple[str, ...] = ()
+    cards: int | None = None
+    nodes: int | None = None
+    address: str | None = None
+
+    @property
+    def started_by(self) -> str:
+        """The name of the launcher, such as `deepspeed`; "" if there is no launcher."""
+        words = [word for word in self.launcher if "=" not in word]
+        return os.path.basename(words[0]) if words else ""
+
+
+Programs = Callable[[Sequence[str]], tuple[str, int] | None]
+"""Takes the words of a command; returns the program that the first words name, and the number of
+these words. Returns None if they name no program."""
+
+
+def programs_of(package: str) -> Programs:
+    """Return a `Programs` function that finds `package.NAME` and `package/NAME.py`."""
+
+    def program(words: Sequence[str]) -> tuple[str, int] | None:
+        dotted = words[0].removesuffix(".py").replace("/", ".")
+        match = re.fullmatch(rf"(?:.*\.)?{re.escape(package)}\.(\w+)", dotted)
+        return (match[1], 1) if match else None
+
+    return program
+
+
+def find_launches(words: Sequence[str], programs: Programs) -> list[Launch]:
+    """Return the program starts in a command line that a shell has already expanded."""
+    return [*_launches([Expanded(0, tuple(words))], programs)]
+
+
+def script_launches(path: str, given: Mapping[str, str], programs: Programs) -> list[Launch]:
+    """Return the program starts in a script, in order. `given` has values of shell variables.
+
+    Raises:
+        ConfigError: The file cannot be read as a script.
+    """
+    return [*_launches(script_commands(_script_text(path), path, given), programs)]
+
+
+def _script_text(path: str) -> str:
+    file = Path(path)
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        names = [path.name for path in file.parent.glob("*.sh")] if file.parent.is_dir() else []
+        close = difflib.get_close_matches(file.name, names, n=1)
+        near = f" Did you mean {file.with_name(close[0])}?" if close else ""
+        raise ConfigError(
+            f"{path}: there is no such script.{near} A command itself is written after `--`."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}. Give a shell script.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _launches(commands: Sequence[Expanded], programs: Programs) -> Iterator[Launch]:
+    for command in commands:
+        words = command.words
+        for i in range(len(words)):
+            if program := programs(words[i:]):
+                before = words[:i]
+                yield Launch(
+                    program[0],
+                    words[i + program[1] :],
+                    before,
+                    command.line,
+                    command.unknown,
+                    _cards(before),
+                    _number(before, _NODES),
+                    _address(before),
+                )
+                break
+
+
+def _number(words: Sequence[str], names: Sequence[str]) -> int | None:
+    value = _value(words, names)
+    return int(value) if value is not None and value.isdigit() and int(value) > 0 else None
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
+    for i, word in enumerate(words):
+        name, equals, after = word.partition("=")
+        if name in names:
+            return after if equals else next(iter(words[i + 1 :]), None)
+    return None
+
+
+def _cards(words: Sequence[str]) -> int | None:
+    """Return the number of cards per machine, from a launcher's number or list; None if unknown."""
+    if number := _number(words, _CARDS):
+        return number
+    selected = _value(words, ("--include", "-i"))
+    if selected is not None and ":" in selected:
+        return len(selected.rpartition(":")[2].split(","))
+    visible = _value(words, ("CUDA_VISIBLE_DEVICES",))
+    return len(visible.split(",")) if visible else None
+
+
+def _address(words: Sequence[str]) -> str | None:
+    """Return the host of the Ray cluster to which a job is submitted, or None."""
+    if not any(os.path.basename(word) == "ray" for word in words):
+        return None
+    try:
+        return urlsplit(_value(words, ("--address",)) or "").hostname
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A trainer whose commands are converted.
+
+    Attributes:
+        name: Name of the trainer.
+        reads: The programs and versions that can be converted, for the help.
+        example: An example of a command.
+        programs: Finds the trainer's programs in a command.
+        missing: The end of the message about a command without a program of the trainer.
+        convert: Converts a command, with a given version and the cards of a machine.
+        versions: An example of `--version`; None if only one version is read.
+        beside: Programs that a script may start in addition to the training program.
+        variables: Shell variables of the trainer's scripts that --set need not give.
+    """
+
+    name: str
+    reads: str
+    example: str
+    programs: Programs
+    missing: str
+    convert: Callable[[Launch, str | None, int | None], Converted]
+    versions: str | None = None
+    beside: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The name of Plimsoll's command that converts this trainer's commands."""
+        return f"from-{self.name.lower()}"

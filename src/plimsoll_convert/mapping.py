@@ -1,0 +1,200 @@
+"""Map settings that all trainers have: schedules, adapters, micro-batches, sources, loggers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
+from plimsoll.config.run import LOGGERS
+from plimsoll.errors import ConfigError
+from plimsoll_convert.options import Options, Remark
+from plimsoll_convert.values import (
+    NO_VALUE,
+    Keys,
+    Sourced,
+    Value,
+)
+
+_SCHEDULES = {
+    "cosine_with_min_lr": "cosine",
+    "cosine_warmup_with_min_lr": "cosine",
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant_with_warmup": "constant",
+    "constant": "constant",
+}
+PRESETS = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "dr_grpo": "dr_grpo",
+    "rloo": "rloo",
+    "reinforce_pp": "reinforce_pp",
+}
+"""Plimsoll's command for each estimator; the command for other estimators is `rl`."""
+HALF, HALF_16, FULL = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32")
+_RESERVED = {*COLUMNS, *WeightedSource.model_fields, *EvalSource.model_fields}
+_FILE_NAMES = ("train", "test", "val", "validation", "data")
+"""File names that do not describe the file's content."""
+_HEAD = "give HOST:PORT of Ray's head"
+
+
+def schedule_of(
+    o: Options,
+    named: str,
+    *,
+    default: str,
+    warmup: Sourced,
+    final: Value,
+    constant_warmup: bool = False,
+    note: str = "",
+) -> Keys:
+    """Return the schedule of a learning rate.
+
+    Args:
+        o: The settings.
+        named: The setting with the schedule's name.
+        default: The schedule's name if no setting gives it.
+        warmup: Warm-up as a number of steps (int) or a share of the run (float).
+        final: Rate at the end, as a share of the peak rate.
+        constant_warmup: Whether a schedule called `constant` has a warm-up.
+        note: How the name was found.
+    """
+    name = str(o[named] or default)
+    if name not in _SCHEDULES:
+        known = ", ".join(_SCHEDULES)
+        raise ConfigError(f"{o.show(named)}: there is no such schedule here. Known: {known}.")
+    shape = o.trace(_SCHEDULES[name], named, note=note)
+    if name == "constant" and not constant_warmup:
+        return {"schedule": shape}
+    final = None if name.startswith("constant") else final
+    if isinstance(warmup.value, int):
+        return {"schedule": shape, "warmup_steps": warmup, "final_ratio": final}
+    return {"schedule": shape, "warmup_ratio": warmup, "final_ratio": final}
+
+
+def adapter_of(o: Options, rank: str, alpha: str, targets: str, dropout: str = "") -> Keys | None:
+    """Return the LoRA adapter from the settings with these ids, or None if its rank is 0."""
+    if not o[rank]:
+        return None
+    names = o[targets] or "all-linear"
+    return {
+        "rank": o.trace(o[rank], rank),
+        "alpha": o.trace(float(o[alpha]), alpha),
+        "dropout": o.take(dropout, float) if dropout else None,
+        "targets": o.trace((names,) if isinstance(names, str) else tuple(names), targets),
+    }
+
+
+def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
+    """Yield a remark on each of these settings that was given and asks for float16."""
+    for id in o.given(*ids):
+        if o[id] is True or str(o[id]) in HALF_16:
+            yield Remark("lacking", id, "models are computed in bfloat16 or float32")
+
+
+def micro_batch(o: Options, key: str, number: int, longest: int, *ids: str) -> Sourced:
+    """Return a micro-batch's token budget: `number` sequences or pairs of `longest` tokens."""
+    note = f"{number} sequences of the longest"
+    return o.trace(number * longest, key, *ids, note=note)
+
+
+def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: str) -> Sourced:
+    """Return a micro-batch's token budget: the setting `tokens`, but at least `longest`."""
+    if o[tokens] >= longest:
+        return o.trace(o[tokens], tokens, switch)
+    return o.trace(longest, tokens, switch, *bounds, note="raised to the longest sequence")
+
+
+def equal_parts(o: Options, size: str, whole: int, what: str, *said_by: str) -> int:
+    """Return the number of equal parts: `whole` divided by the setting `size`.
+
+    Raises:
+        ConfigError: The size does not divide the whole. The nearest one that does is named.
+    """
+    part = int(o[size])
+    if whole % part == 0:
+        return whole // part
+    divisors = (n for n in range(1, whole + 1) if whole % n == 0)
+    nearest = min(divisors, key=lambda n: abs(n - part))
+    raise ConfigError(
+        f"{o.show(size)} does not divide the {whole} {what} of a step ({o.show(*said_by)}), which "
+        f"are learned in equal parts. Nearest: {o.show_default(o.names[size], nearest)}."
+    )
+
+
+def source_names(paths: Iterable[str]) -> list[str]:
+    """Return a unique name for each data set of a mixture, from its file's or folder's name."""
+    names: list[str] = []
+    for path in paths:
+        folder, _, file = path.rstrip("/").rpartition("/")
+        short = file.partition(".")[0]
+        short = folder.rpartition("/")[2] if short in _FILE_NAMES and folder else short
+        plain = re.sub(r"\W+", "_", short, flags=re.ASCII).strip("_") or "rows"
+        plain = f"{plain}_rows" if plain in _RESERVED else plain
+        again = sum(re.fullmatch(rf"{plain}(_\d+)?", name) is not None for name in names)
+        names.append(f"{plain}_{again + 1}" if again else plain)
+    return names
+
+
+def mixture_of(names: Sequence[str], rows: Sequence[Keys], *, weighted: bool) -> Keys:
+    """Return the only data set, or several by name, with a check if they have no weights.
+
+    The other trainer concatenates data sets, but Plimsoll draws equally from each.
+    """
+    if len(rows) == 1 or weighted:
+        return one_or_named(names, rows)
+    why = "sources are concatenated there; here rows are drawn equally from each: give weights "
+    return {**one_or_named(names, rows), "": to_check(f"{why}as their numbers of rows are")}
+
+
+def engine_of(name: Sourced, settings: Keys) -> Keys:
+    """Return the settings of one kind of engine under its name; {} there if it has none."""
+    given = any(value is not None for value in settings.values())
+    return {str(name.value): settings if given else replace(name, value={})}
+
+
+def with_check(value: Sourced, why: str) -> Sourced:
+    """Return the value with a text for the user to check; unchanged if the text is empty."""
+    return replace(value, check=why) if why else value
+
+
+def to_check(why: str) -> Sourced:
+    """Return a check for the user about a key, without a value for the key."""
+    return Sourced(NO_VALUE, check=why)
+
+
+def ray_head(o: Options, machines: int) -> Value:
+    """Return the address of Ray's head, or a check if it is unknown; None for one machine."""
+    if machines <= 1:
+        return None
+    if o.launch.address is None:
+        return to_check(_HEAD)
+    check = "the port of Ray's head, not of its dashboard"
+    return Sourced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
+
+
+def sleep_level(o: Options, flag: str) -> Value:
+    """Return vLLM's sleep level: 2 (free all memory) if the flag is on, else 0; None without it.
+
+    Level 2 is possible because each sync brings all weights.
+    """
+    return o.take(flag, lambda on: 2 if on else 0)
+
+
+def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:
+    """Return the only data set, or a dict of several data sets by name."""
+    return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
+
+
+def known_loggers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in `names` that are loggers of Plimsoll."""
+    return tuple(name for name in names if name in LOGGERS)
+
+
+def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> Iterator[Remark]:
+    """Yield a remark on each logger that Plimsoll does not have, except harmless ones."""
+    for name in names:
+        if name not in (*LOGGERS, *harmless):
+            yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")

@@ -1,0 +1,332 @@
+"""Convert a command of OpenRLHF to a config.
+
+The words are read in the same way as OpenRLHF's parser. The version is found by the flags.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.secrets import MASK, is_secret
+from plimsoll.config.yaml_tree import write_value
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll_convert.launch import Launch
+from plimsoll_convert.mapping import half_precision_remark
+from plimsoll_convert.openrlhf import data, learning, rewards, roles
+from plimsoll_convert.openrlhf.flag import (
+    COMMANDS,
+    FIRST,
+    LAST,
+    RELEASES,
+    Version,
+    VersionedFlag,
+    format_version,
+)
+from plimsoll_convert.openrlhf.table import FLAGS, REMOVED
+from plimsoll_convert.options import Assignment, Options, Remark, read_settings
+from plimsoll_convert.values import Keys, Setting, Typed, join_words, split_flags
+from plimsoll_convert.writer import Converted, differences, write_config
+
+_REFUSED = {
+    "serve_rm": "It trains nothing. `plimsoll serve-reward CONFIG` serves a reward model",
+    "batch_inference": "It trains nothing. `plimsoll sample CONFIG` samples and scores, `plimsoll "
+    "eval` measures",
+    "lora_combiner": "It trains nothing. `plimsoll merge ADAPTER --out FOLDER` merges an adapter",
+    "interactive_chat": "It trains nothing. `vllm serve` or transformers chat with the model that "
+    "a run leaves",
+    "train_ppo": "It was removed in 0.6.2; its successor is train_ppo_ray",
+    "train_prm": "It reads text in which a placeholder token stands after each step, and labels "
+    "beside it; `plimsoll prm` reads lists: columns with the prompt, the steps and a label for "
+    "each step. Convert the rows, and begin with `plimsoll init prm`",
+}
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The first and the last version that have all flags of a command.
+
+    If no version has all flags, these are the versions that have the most.
+    """
+
+    first: Version
+    last: Version
+
+
+def command_of_program(program: str) -> str:
+    """Return the short name in `COMMANDS` of a program such as `train_ppo_ray`.
+
+    Raises:
+        ConfigError: There is no such program, or it cannot be converted.
+    """
+    for command, name in COMMANDS.items():
+        if name == program:
+            return command
+    if program in _REFUSED:
+        raise ConfigError(f"openrlhf.cli.{program} is not read. {_REFUSED[program]}.")
+    close = difflib.get_close_matches(program, [*COMMANDS.values(), *_REFUSED], n=1)
+    near = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigError(
+        f"OpenRLHF has no program openrlhf.cli.{program}.{near} Read are: "
+        f"{', '.join(COMMANDS.values())}."
+    )
+
+
+def _read_options(
+    launch: Launch, version: Version | None, cards: int | None
+) -> tuple[Options, Versions]:
+    """Return the options of a command, and the versions that have its flags.
+
+    Args:
+        launch: The command.
+        version: Version of OpenRLHF; None to find it by the flags.
+        cards: Cards of a machine.
+
+    Raises:
+        ConfigError: Flags that the version has not, each with the nearest names, and values that
+            cannot be read.
+    """
+    command = command_of_program(launch.program)
+    typed, stray = split_flags(launch.arguments)
+    versions = _find_versions(command, typed, version)
+    flags = _flags(command, versions.last)
+    o = read_settings(
+        command,
+        launch,
+        {f"--{name}": _setting(flag, command, versions.last) for name, flag in flags.items()},
+        list(_assignments(command, versions.last, typed)),
+        "give another value, or leave the flag out",
+        [*stray, *_unknown(command, typed, versions)],
+    )
+    options = replace(
+        o,
+        remarks=(),  # its parser, too, takes the last of repeated flags in silence
+        cards=cards,
+        version=versions.last,
+        rl=command == "ppo",
+        pairs=command in ("rm", "dpo"),
+        has_critic=o["advantage_estimator"] == "gae",
+    )
+    return options, versions
+
+
+def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
+    """Return the setting that a flag is in one command and version."""
+    value = flag.default(command, version)
+    default = bool(value) if flag.reader.kind is bool else value
+    return Setting(flag.id, (command,), flag.reader, lambda _: default, absent=flag.absent)
+
+
+def _assignments(command: str, version: Version, typed: Sequence[Typed]) -> Iterator[Assignment]:
+    for option in typed:
+        flag, _ = _match(command, version, option.name)
+        if flag is not None:
+            name, words = f"--{option.name}", option.words
+            text = join_words(name, words)
+            yield Assignment(name, words, text, _setting(flag, command, version))
+
+
+@cache
+def _flags(command: str, version: Version) -> Mapping[str, VersionedFlag]:
+    """Return the flags of a command in a version, by name."""
+    return {name: flag for flag in FLAGS if (name := flag.name(command, version))}
+
+
+@cache
+def known_flags(command: str) -> tuple[VersionedFlag, ...]:
+    """Return the flags that a command has in any version, in the table's order."""
+    ids = {flag.id for version in RELEASES for flag in _flags(command, version).values()}
+    return tuple(flag for flag in FLAGS if flag.id in ids)
+
+
+def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | None, list[str]]:
+    """Return the flag of a name or of a unique prefix (else None), and all names that match."""
+    flags = _flags(command, version)
+    if name in flags:
+        return flags[name], [name]
+    begun = sorted(whole for whole in flags if name and whole.startswith(name))
+    return (flags[begun[0]] if len(begun) == 1 else None), begun
+
+
+def _unknown(command: str, typed: Sequence[Typed], versions: Versions) -> Iterator[Problem]:
+    """Yield a problem for each typed flag that the version does not have."""
+    for option in typed:
+        flag, possible = _match(command, versions.last, option.name)
+        if flag is None:
+            value = MASK if is_secret(option.name) else shlex.join(option.words) or None
+            why, fix = _explain_unknown(command, versions, option.name, possible)
+            yield invalid(f"--{option.name}", value, why, fix)
+
+
+def _explain_unknown(
+    command: str, versions: Versions, name: str, possible: Sequence[str]
+) -> tuple[str, str]:
+    """Return (reason, remedy) for a name that is no flag."""
+    flags = _flags(command, versions.last)
+    close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
+    fix = f"did you mean {' or '.join(f'--{near}' for near in close)}?" if close else "leave it out"
+    if possible:
+        return f"It may be {' or '.join(f'--{whole}' for whole in possible[:4])}.", fix
+    program = COMMANDS[command]
+    exist = [v for v in RELEASES if _match(command, v, name)[0] is not None]
+    if name in REMOVED and (not exist or exist[-1] < versions.last):
+        since, successor = REMOVED[name]
+        now = next((n for n, flag in flags.items() if flag.id == successor), successor)
+        if not now:
+            return f"It was removed in {since}, and has no successor.", "leave it out"
+        return f"It was removed in {since}; its successor is --{now}.", f"write --{now}"
+    if exist:
+        what = f"{program} has it from {format_version(exist[0])} to {format_version(exist[-1])}"
+        last = format_version(versions.last)
+        if versions.first == versions.last:
+            return f"{what}, and this is {last}.", fix
+        between = f"{format_version(versions.first)} to {last}"
+        return f"{what}, and the other flags are those of {between}.", fix
+    also = [COMMANDS[c] for c in COMMANDS if any(name in _flags(c, v) for v in RELEASES)]
+    releases = f"{format_version(FIRST)} to {format_version(LAST)}"
+    why = f"No {program} of OpenRLHF {releases} has it"
+    return (f"{why}; {' and '.join(also)} has." if also else f"{why}."), fix
+
+
+def _find_versions(command: str, typed: Sequence[Typed], version: Version | None) -> Versions:
+    """Return the versions that have the most of the typed flags; only `version` if it is given."""
+    exist = [v for v in RELEASES if _flags(command, v)]
+    if version is not None:
+        if version not in exist:
+            raise ConfigError(
+                f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}: it is in "
+                f"{format_version(exist[0])} to {format_version(exist[-1])}."
+            )
+        return Versions(version, version)
+    counts = {
+        v: sum(_match(command, v, option.name)[0] is not None for option in typed) for v in exist
+    }
+    fitting = [v for v in exist if counts[v] == max(counts.values())]
+    return Versions(fitting[0], fitting[-1])
+
+
+_WITH_DEFAULTS = ("reward_clip_range", learning.CORRECTION_FLAGS[-1])
+"""Flags that have an effect even if they are not typed."""
+
+
+def convert(launch: Launch, version: Version | None = None, cards: int | None = None) -> Converted:
+    """Return a config that has the same meaning as an OpenRLHF command.
+
+    Args:
+        launch: The command.
+        version: Version of OpenRLHF; None to find it by the flags.
+        cards: Number of cards per machine, if the command does not say it.
+
+    Raises:
+        ConfigError: Flags cannot be read, Plimsoll cannot do what they say, or the config is wrong.
+        SettingsConflict: Settings cannot work together.
+    """
+    options, versions = _read_options(launch, version, cards)
+    converted = _convert(options, versions)
+    if versions.first == versions.last:
+        return converted
+    first, last = format_version(versions.first), format_version(versions.last)
+    note = f"The flags are those of {first} to {last}. "
+    return replace(converted, version_note=note + _changes(converted, launch, versions, cards))
+
+
+def _changes(converted: Converted, launch: Launch, versions: Versions, cards: int | None) -> str:
+    """Return a sentence on how the command's meaning differs in the first version of `versions`."""
+    first = format_version(versions.first)
+    try:
+        older = _convert(*_read_options(launch, versions.first, cards))
+    except PlimsollError:
+        return f"As one of {first} it is refused: --version says which it is."
+    changed = [f"{k}: {write_value(v)}" for k, v in differences(converted, older).items()]
+    if not changed:
+        return "They mean the same in all of them."
+    return f"--version {first} would mean {', '.join(changed)}."
+
+
+def _convert(o: Options, versions: Versions) -> Converted:
+    if o["pretrain"] is None:
+        raise ConfigError(f"{o.names['pretrain']} is needed: the model to train.")
+    about = f"OpenRLHF {format_version(versions.last)}, {COMMANDS[o.command]}"
+    return write_config(learning.job(o), _run(o), o, _remarks(o), about)
+
+
+def _run(o: Options) -> Keys:
+    models = rewards.reward_models(o)
+    several = {f"model_{i}": model for i, model in enumerate(models, 1)}
+    sampling = {"temperature": o.take("temperature"), "max_new_tokens": data.response_length(o)}
+    return {
+        "cluster": roles.machines(o, len(models)),
+        "actor": roles.trained_role(o, "actor", o.take("pretrain")),
+        "critic": roles.critic(o),
+        "reference": roles.reference(o),
+        "teacher": roles.teacher(o),
+        "reward_model": models[0] if len(models) == 1 else None,
+        "reward_models": several if len(models) > 1 else {},
+        "rewards": rewards.rewards(o),
+        "environments": rewards.agents(o),
+        "data": data.data(o),
+        "batch": data.batch(o),
+        "rollout": {
+            **roles.rollout(o),
+            "sampling": sampling,
+            "/eval_sampling": data.eval_sampling(o),
+        }
+        if o.rl
+        else None,
+        "algorithm": learning.algorithm(o),
+        "run": data.run(o),
+    }
+
+
+def _remarks(o: Options) -> Iterator[Remark]:
+    """Yield remarks on flags that have no counterpart in combination with other given flags."""
+    yield from half_precision_remark(o, "param_dtype")
+    for flags, why in _lacking(o).items():
+        for flag in flags.split():
+            if flag in o.typed or (flag in _WITH_DEFAULTS and flag in o.values):
+                yield Remark("lacking", flag, why)
+
+
+def _lacking(o: Options) -> dict[str, str]:
+    """Return the reasons why flags are left out, by flag ids (several ids separated by blanks)."""
+    if not o.rl:
+        why = {}
+        if o["margin_loss"] and o["loss"] != "sigmoid":
+            why["margin_loss"] = "OpenRLHF's LogExpLoss leaves margins out; here they count"
+        if o["multiturn"]:
+            why["output_key"] = "a turn of another column is not joined: write it into the messages"
+        if o["eval_dataset"] and "," in o["eval_dataset"]:
+            why["eval_dataset"] = "jobs that learn from data have one held-out set; the first"
+        return why
+    why = {}
+    correction, parts = learning.gate(o), rewards.scored_parts(o)
+    if learning.estimator(o) in ("gae", "reinforce_pp", "reinforce_pp_baseline"):
+        why["no_advantage_std_norm"] = "advantages are centred and scaled, or neither"
+    if o["policy_loss_type"] == "gspo":
+        why["dual_clip"] = "gspo has no dual clip"
+    if reason := learning.why_uncorrected(o):
+        why[" ".join(learning.CORRECTION_FLAGS)] = reason
+    elif correction is not None and correction.mode == "clip" and correction.low > 0:
+        why[learning.CORRECTION_FLAGS[-1]] = (
+            f"weights below {correction.low:g} are raised to it there; here they stay"
+        )
+    if (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]:
+        why["vllm_generate_batch_size"] = "no more is sampled than is learned"
+    if not (o["agent_func_path"] or o["remote_rm_url"]):
+        why["normalize_reward"] = "scores are as the model gives them: reward_model.weight divides"
+        if roles.shares_critics_cards(o):
+            why["colocate_critic_reward"] = (
+                "reward models are on the actor's ranks, or on ranks of their own "
+                "(cluster.reward_ranks), not on the critic's"
+            )
+    if o["value_head_prefix"] != "score":
+        why["value_head_prefix"] = "a head is saved and read as `score`"
+    if not parts:
+        why["stop_properly_penalty_coef"] = "functions and servers alone have such a factor"
+        if rewards.clips(o):
+            why["reward_clip_range"] = "rewards of models and agents are not clipped"
+    return why

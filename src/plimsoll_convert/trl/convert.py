@@ -1,0 +1,245 @@
+"""Convert a command of TRL to a config.
+
+The command line, TRL's YAML file, and the config files of accelerate and DeepSpeed are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from plimsoll.config.problems import refuse
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.errors import ConfigError
+from plimsoll_convert.launch import Launch
+from plimsoll_convert.options import (
+    Assignment,
+    Options,
+    Remark,
+    nearest,
+    read_settings,
+)
+from plimsoll_convert.trl import data, learning, roles
+from plimsoll_convert.trl.programs import COMMANDS, find_command
+from plimsoll_convert.trl.settings import OLD_DEFAULTS, OLD_NAMES, SETTINGS
+from plimsoll_convert.values import (
+    Keys,
+    Setting,
+    Typed,
+    by_name,
+    join_words,
+    settings_of,
+    split_flags,
+    with_defaults,
+)
+from plimsoll_convert.writer import Converted, write_config
+
+_NULLS = (("None",), ("null",))
+_CONFIGS: Mapping[str, Mapping[str, object]] = {
+    "single_gpu": {"num_processes": 1},
+    "multi_gpu": {"num_processes": 8},
+    **{f"zero{n}": {"zero_stage": n, "num_processes": 8} for n in (1, 2, 3)},
+    **{f"fsdp{n}": {"use_fsdp": True, "num_processes": 8} for n in (1, 2)},
+}
+"""Settings of TRL's own accelerate configs, by the files' names without `deepspeed_`."""
+_ACCELERATE = ("num_processes", "num_machines", "zero_stage", "mixed_precision")
+_DEEPSPEED = ("zero_stage", "offload_optimizer_device", "offload_param_device")
+
+
+@cache
+def _known(command: str) -> Mapping[str, Setting]:
+    return by_name(settings_of(SETTINGS, command))
+
+
+def _read_options(launch: Launch, cards: int | None) -> Options:
+    """Return the options of a command.
+
+    Raises:
+        ConfigError: The program cannot be converted, or a file or a value cannot be read.
+    """
+    command = find_command(launch.program)
+    typed, problems = split_flags([*_accelerate_flags(launch), *launch.arguments])
+    refuse(problems)
+    given = [Typed(option.name.replace("-", "_"), option.words) for option in typed]
+    notes: list[Remark] = []
+    options = {option.name: option for option in [*_files(given, notes), *given]}
+    old = command == "grpo" and any(name in options for name in OLD_NAMES)
+    listed = with_defaults(settings_of(SETTINGS, command), OLD_DEFAULTS if old else {})
+    o = read_settings(
+        command,
+        launch,
+        {f"--{setting.name}": setting for setting in listed},
+        [_assignment(command, option) for option in options.values()],
+        "give another value, or leave the flag out",
+    )
+    return replace(
+        o,
+        remarks=(*notes, *o.remarks),
+        cards=cards,
+        rl=command in ("grpo", "rloo"),
+        pairs=command in ("dpo", "reward", "orpo", "cpo"),
+    )
+
+
+def _accelerate_flags(launch: Launch) -> Sequence[str]:
+    """Return the words of `accelerate launch` before the program; empty without accelerate."""
+    words = launch.launcher
+    at = next((i for i, word in enumerate(words) if os.path.basename(word) == "accelerate"), None)
+    return () if at is None else [word for word in words[at + 2 :] if word not in ("-m", "python")]
+
+
+def _assignment(command: str, option: Typed) -> Assignment:
+    """Return the assignment of an option: its name may be `no_NAME`, or a unique prefix."""
+    known, name = _known(command), f"--{option.name}"
+    words: tuple[str, ...] | None = option.words
+    text = join_words(name, option.words)
+    setting = known.get(option.name)
+    if setting is None:
+        switch = known.get(option.name.removeprefix("no_"))
+        begun = {s.id: s for full, s in known.items() if full.startswith(option.name or " ")}
+        if switch is not None and (switch.reader.kind is bool or switch.absent is not None):
+            return Assignment(name, ("false",), text, switch)
+        if len(begun) != 1:
+            return Assignment(name, words, text, None, _explain_unknown(command, option.name))
+        [setting] = begun.values()
+    return Assignment(name, None if option.words[:1] in _NULLS else words, text, setting)
+
+
+def _explain_unknown(command: str, name: str) -> str:
+    others = [c for c in COMMANDS if name in _known(c)]
+    why = f"trl {command} of TRL 1.16 has no such setting"
+    if others:
+        return f"{why}; trl {' and '.join(others)} has"
+    return why + nearest(f"--{name}", [f"--{known}" for known in _known(command)])
+
+
+def _files(given: Sequence[Typed], notes: list[Remark]) -> Iterator[Typed]:
+    """Yield the settings in the files of accelerate, TRL and DeepSpeed that flags name."""
+    flags = {option.name: option.words[0] for option in given if option.words}
+    for flag in ("config_file", "accelerate_config"):
+        if flag in flags:
+            yield from _accelerate(flag, flags[flag], notes)
+    of_trl = [*_config(flags["config"], notes)] if "config" in flags else []
+    yield from of_trl
+    flags |= {option.name: option.words[0] for option in of_trl if option.words} | flags
+    if "deepspeed" in flags:
+        yield from _deepspeed(flags["deepspeed"], notes)
+
+
+def _config(path: str, notes: list[Remark]) -> Iterator[Typed]:
+    for name, value in _mapping(path).items():
+        if name == "env":
+            why = "variables of the environment are set before `plimsoll` is called"
+            notes.append(Remark("check", f"env of {path}", why))
+        else:
+            yield _as_typed(name.replace("-", "_"), value)
+
+
+def _as_typed(name: str, value: object) -> Typed:
+    plain = isinstance(value, tuple) and not any(isinstance(v, dict | tuple) for v in value)
+    values = value if plain and isinstance(value, tuple) else (value,)
+    return Typed(name, tuple(map(_as_word, values)))
+
+
+def _as_word(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return "None" if value is None else json.dumps(value)
+
+
+def _mapping(path: str) -> Mapping[str, object]:
+    """Return the mapping in a YAML or JSON file; raise ConfigError if it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {why}. The command names it.") from error
+    return read_tree(text, path).values
+
+
+def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
+    """Yield the settings in a config of accelerate that can be converted."""
+    name = os.path.basename(path).partition(".")[0].removeprefix("deepspeed_")
+    values: dict[str, object] = {}
+    if Path(path).is_file():
+        config = _mapping(path)
+        values = {n: config[n] for n in _ACCELERATE if n in config}
+        if str(config.get("distributed_type", "")).upper() == "FSDP":
+            values["use_fsdp"] = True
+        for section in (config.get("deepspeed_config"), config.get("fsdp_config")):
+            if isinstance(section, dict):
+                values |= {n: section[n] for n in _DEEPSPEED if n in section}
+                if str(section.get("fsdp_offload_params", "")).lower() == "true":
+                    values["fsdp_offload_params"] = True
+    elif name in _CONFIGS:
+        values = dict(_CONFIGS[name])
+        why = f"the file is not here: taken as TRL's own {name}.yaml, of 8 processes"
+        notes.append(Remark("check", f"--{flag} {path}", why))
+    else:
+        why = "the file is not here: its processes, ZeRO stage and offload are not known"
+        notes.append(Remark("check", f"--{flag} {path}", why))
+    yield from (_as_typed(key, value) for key, value in values.items())
+
+
+def _deepspeed(path: str, notes: list[Remark]) -> Iterator[Typed]:
+    """Yield the settings in a config of DeepSpeed that can be converted."""
+    if not Path(path).is_file():
+        why = "the file is not here: its ZeRO stage and offload are not known"
+        notes.append(Remark("check", f"--deepspeed {path}", why))
+        return
+    zero = _mapping(path).get("zero_optimization")
+    if not isinstance(zero, dict):
+        return
+    yield _as_typed("zero_stage", zero.get("stage", 0))
+    for name in ("optimizer", "param"):
+        offload = zero.get(f"offload_{name}")
+        if isinstance(offload, dict) and "device" in offload:
+            yield _as_typed(f"offload_{name}_device", offload["device"])
+
+
+_VERSION = "1.16"
+_OLD_NOTE = (
+    "is of TRL before 1.0 (0.14 to 0.16): the defaults of that time are taken, but for top_k 50, "
+    "which the policy's ratio does not allow. 0.16 takes the mean over all tokens (loss_type bnpo)."
+)
+
+
+def convert(launch: Launch, cards: int | None = None) -> Converted:
+    """Return a config that has the same meaning as a TRL command.
+
+    Args:
+        launch: The command.
+        cards: Number of cards per machine, if the command does not say it.
+
+    Raises:
+        ConfigError: Values or files cannot be read, Plimsoll cannot do what they say, or the config
+            is wrong.
+        SettingsConflict: Settings cannot work together.
+    """
+    o = _read_options(launch, cards)
+    run = _run(o)
+    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
+    old = o.given(*OLD_NAMES)
+    about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
+    converted = write_config(learning.job(o), run, o, remarks, about)
+    return replace(converted, version_note=f"--{old[0]} {_OLD_NOTE}") if old else converted
+
+
+def _run(o: Options) -> Keys:
+    return {
+        "cluster": roles.machines(o),
+        "actor": roles.actor(o),
+        "reference": roles.reference(o),
+        "teacher": learning.teacher(o),
+        "reward_model": learning.reward_model(o),
+        "rewards": learning.rewards(o),
+        "data": data.data(o),
+        "batch": data.batch(o),
+        "rollout": roles.rollout(o),
+        "algorithm": learning.algorithm(o),
+        "run": data.run(o),
+    }

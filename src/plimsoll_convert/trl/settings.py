@@ -1,0 +1,235 @@
+"""List TRL's settings, with the defaults of its dataclasses.
+
+Beside them are those that only TRL before 1.0 has, with the defaults of that time.
+
+They are those of trl 1.16 (ScriptArguments, ModelConfig, SFTConfig and so on) and of transformers'
+TrainingArguments (5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plimsoll_convert import absences as why
+from plimsoll_convert.absences import Absence
+from plimsoll_convert.values import (
+    BOOL,
+    COUNT,
+    NUMBER,
+    NUMBERS,
+    PAIR,
+    TEXT,
+    WHOLE,
+    WORDS,
+    Setting,
+    absent,
+    one_of,
+    settings,
+)
+
+# fmt: off
+# ruff: noqa: E501  (a line a reason)
+
+_ALL = "sft dpo kto reward grpo rloo orpo cpo gkd"
+_RL = "grpo rloo"
+_WITH_REFERENCE = "dpo kto grpo rloo"
+
+_ABSENT: tuple[Setting, ...] = (
+    *absent(why.FILE_READ, _ALL, "deepspeed config config_file accelerate_config"),
+    *absent(why.LAUNCHED, _ALL, "fsdp_config main_process_port main_process_ip machine_rank rdzv_backend num_cpu_threads_per_process gpu_ids dynamo_backend deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model gradient_clipping same_network multi_gpu use_deepspeed local_rank ddp_timeout"),
+    *absent(why.LAUNCHED, _RL, "vllm_server_base_url vllm_server_host vllm_server_port vllm_group_port vllm_server_timeout"),
+    *absent(why.ENGINE, _ALL, "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend accelerator_config gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_cache auto_find_batch_size torch_empty_cache_steps"),
+    *absent(why.ENGINE, _RL, "ds3_gather_for_generation use_transformers_paged use_transformers_continuous_batching transformers_continuous_batching_config vllm_model_impl cache_implementation"),
+    *absent(why.KERNELS, _ALL, "attn_implementation use_liger_kernel liger_kernel_config"),
+    *absent(why.KERNELS, "grpo", "cast_lm_head_to_fp32"),
+    *absent(why.ENGINE, "grpo", "vllm_device vllm_dtype vllm_enable_prefix_caching"),
+    *absent(why.PACKED, _ALL, "pad_to_multiple_of pad_token padding_value group_by_length length_column_name"),
+    *absent(why.PACKED, "sft dpo gkd", "padding_free"),
+    *absent(why.PACKED, "sft gkd", "packing_strategy eval_packing"),
+    *absent(why.SCORED, _ALL, "per_device_eval_batch_size eval_accumulation_steps precompute_ref_batch_size"),
+    *absent(why.READ_ONCE, _ALL, "dataset_streaming streaming dataset_num_proc dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory dataloader_persistent_workers dataloader_in_order remove_unused_columns ignore_data_skip dataloader_multiprocessing_context"),
+    *absent(why.READ_ONCE, "sft gkd", "dataset_kwargs"),
+    *absent(why.RECORDED, _ALL, "logging_strategy logging_dir log_level log_level_replica include_num_input_tokens_seen debug logging_first_step log_on_each_node logging_nan_inf_filter disable_tqdm skip_memory_metrics"),
+    *absent(why.RECORDED, _RL, "log_completions log_multimodal log_unique_prompts num_completions_to_print"),
+    *absent(why.ALWAYS, _ALL, "average_tokens_across_devices bnb_4bit_quant_storage"),
+    *absent(why.CHECKPOINTS, _ALL, "overwrite_output_dir save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint"),
+    *absent(why.NAMED, _ALL, "run_name trackio_space_id trackio_bucket_id trackio_static_space_id"),
+    *absent(why.UNASKED, _ALL, "bf16_full_eval fp16_full_eval tf32 lora_task_type data_seed dataloader_drop_last label_names include_for_metrics ignore_bias_buffers do_train do_eval do_predict prediction_loss_only eval_do_concat_batches eval_use_gather_object batch_eval_metrics generate_during_eval eval_on_start eval_delay"),
+    *absent(why.UNASKED, "dpo kto reward grpo rloo orpo cpo gkd", "disable_dropout"),
+    *absent(why.UNASKED, "orpo cpo", "is_encoder_decoder max_completion_length"),
+    *absent(why.UNASKED, "gkd", "max_new_tokens teacher_model_init_kwargs"),
+    *absent(why.UNASKED, "grpo", "max_tool_calling_iterations"),
+    *absent(why.OTHER_METHOD, _WITH_REFERENCE, "ref_model_mixup_alpha ref_model_sync_steps"),
+    *absent(why.OTHER_METHOD, "dpo", "f_alpha_divergence_coef discopop_tau"),
+    *absent(why.OTHER_METHOD, "grpo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"),
+    *absent(why.UNASKED, _ALL, "hub_token"),
+    *absent(why.UPLOADS, _ALL, "push_to_hub hub_always_push hub_private_repo", BOOL, False),
+    *absent(why.NAMED, _ALL, "hub_revision hub_strategy hub_model_id log_completions_hub_repo"),
+    *absent(why.MODEL_FILES.unless("main"), _ALL, "model_revision", TEXT, "main"),
+    *absent(why.MODEL_FILES, _ALL, "model_init_kwargs", TEXT),
+    *absent(why.ONE_CARD, _ALL, "parallelism_config", TEXT),
+    *absent(why.METHOD, _ALL, "lora_target_parameters optim_args optim_target_modules"),
+    *absent(Absence("lacking", "weights are in 16 or in 4 bits: --load_in_4bit", refused=True), _ALL, "load_in_8bit", BOOL, False),
+    *absent(why.METHOD.unless("nf4"), _ALL, "bnb_4bit_quant_type", TEXT, "nf4"),
+    *absent(why.METHOD, _ALL, "full_determinism", BOOL, False),
+    *absent(why.METHOD.unless(None, 0.0), "sft dpo kto grpo rloo", "router_aux_loss_coef", NUMBER),
+    *absent(why.METHOD.unless(0.0), _ALL, "label_smoothing_factor", NUMBER, 0.0),
+    *absent(why.ROWS, _ALL, "test_split_size", NUMBER),
+    *absent(why.TEMPLATE, _RL, "chat_template_kwargs", TEXT),
+    *absent(why.METHOD, _WITH_REFERENCE, "sync_ref_model", BOOL, False),
+    *absent(why.NO_METHOD.unless("reverse_kl"), "dpo", "f_divergence_type", TEXT, "reverse_kl"),
+    *absent(why.METHOD, "dpo", "ld_alpha", NUMBER),
+    *absent(why.METHOD, "dpo", "use_weighting", BOOL, False),
+    *absent(why.NO_METHOD.unless("kto"), "kto", "loss_type", TEXT, "kto"),
+    *absent(why.NO_METHOD.unless("nll", "chunked_nll"), "sft gkd", "loss_type", TEXT, "nll"),
+    *absent(why.NO_METHOD.unless(0.0), "cpo", "alpha", NUMBER, 0.0),
+    *absent(why.METHOD, "gkd", "seq_kd", BOOL, False),
+    *absent(why.SAMPLING.unless(1.0), _RL, "repetition_penalty", NUMBER, 1.0),
+    *absent(why.SAMPLING, _RL, "generation_kwargs vllm_structured_outputs_regex vllm_guided_decoding_regex", TEXT),
+    *absent(why.NO_METHOD, "rloo", "normalize_advantages", BOOL, False),
+    *absent(why.NO_METHOD.unless(1.0), "grpo", "top_entropy_quantile", NUMBER, 1.0),
+    *absent(why.NO_METHOD, "grpo", "off_policy_mask_threshold", NUMBER),
+    *absent(why.METHOD, "grpo", "use_adaptive_entropy", BOOL, False),
+)
+
+
+# fmt: off
+# ruff: noqa: E501  (a line for settings that are alike)
+
+_OFF = "sft dpo kto reward orpo cpo gkd"
+_SFT = "sft gkd"
+
+OLD_NAMES = ("vllm_device", "vllm_dtype", "vllm_enable_prefix_caching")
+"""Settings that only TRL before 1.0 has (0.14 to 0.16): they tell the version."""
+
+OLD_DEFAULTS: Mapping[str, object] = {
+    "beta": 0.04,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "loss_type": "grpo",
+    "max_completion_length": 256,
+    "max_prompt_length": 512,
+    "temperature": 0.9,
+    "use_bias_correction_kl": False,
+    "vllm_gpu_memory_utilization": 0.9,
+    "vllm_importance_sampling_correction": False,
+    "vllm_mode": "server"
+}
+"""The defaults of GRPOConfig then, where they are other ones now. `top_k` was 50: the ratio of
+policies would be wrong with it.
+"""
+
+SETTINGS: tuple[Setting, ...] = (
+    # processes
+    *settings("num_processes", _ALL, COUNT),
+    *settings("num_machines", _ALL, COUNT, 1),
+    *settings("zero_stage", _ALL, WHOLE),
+    *settings("offload_optimizer_device offload_param_device", _ALL, TEXT),
+    *settings("use_fsdp fsdp_offload_params use_cpu", _ALL, BOOL, False),
+    *settings("fsdp", _ALL, WORDS),
+    *settings("mixed_precision", _ALL, one_of("no", "fp16", "bf16", "fp8")),
+    # models
+    *settings("model_name_or_path", _ALL, TEXT),
+    *settings("dtype", _ALL, TEXT, "float32", older="torch_dtype"),
+    *settings("bf16", _ALL, BOOL),
+    *settings("fp16 trust_remote_code use_peft use_rslora use_dora load_in_4bit use_bnb_nested_quant", _ALL, BOOL, False),
+    *settings("lora_r", _ALL, COUNT, 16),
+    *settings("lora_alpha", _ALL, COUNT, 32),
+    *settings("lora_dropout", _ALL, NUMBER, 0.05),
+    *settings("lora_target_modules lora_modules_to_save", _ALL, WORDS),
+    *settings("gradient_checkpointing", _ALL, BOOL, True),
+    *settings("activation_offloading", _OFF, BOOL, False),
+    *settings("seed", _ALL, WHOLE, 42),
+    # optimizer
+    *settings("learning_rate", _ALL, NUMBER, 1e-6, sft=2e-5, reward=1e-4, gkd=2e-5),
+    *settings("weight_decay", _ALL, NUMBER, 0.0),
+    *settings("adam_beta1", _ALL, NUMBER, 0.9),
+    *settings("adam_beta2", _ALL, NUMBER, 0.999),
+    *settings("adam_epsilon", _ALL, NUMBER, 1e-8),
+    *settings("max_grad_norm", _ALL, NUMBER, 1.0),
+    *settings("optim", _ALL, TEXT, "adamw_torch_fused"),
+    *settings("lr_scheduler_type", _ALL, TEXT, "linear"),
+    *settings("lr_scheduler_kwargs", _ALL, TEXT),
+    *settings("warmup_steps", _ALL, NUMBER, 0.0),
+    *settings("warmup_ratio neftune_noise_alpha", _ALL, NUMBER),
+    # batches
+    *settings("per_device_train_batch_size", _ALL, COUNT, 8),
+    *settings("gradient_accumulation_steps", _ALL, COUNT, 1),
+    *settings("num_train_epochs", _ALL, NUMBER, 3.0),
+    *settings("max_steps", _ALL, WHOLE, -1),
+    *settings("max_length", _OFF, COUNT, 1024, older="max_seq_length", empty=True),
+    *settings("max_prompt_length", "grpo rloo dpo orpo cpo kto", COUNT),
+    *settings("max_completion_length", _RL, COUNT, 512),
+    *settings("truncation_mode", "sft dpo", one_of("keep_start", "keep_end"), "keep_start"),
+    *settings("packing", _SFT, BOOL, False),
+    *settings("train_sampling_strategy", _ALL, TEXT, "random", kto="sequential"),
+    *settings("shuffle_dataset", "sft grpo rloo gkd", BOOL),
+    # rows
+    *settings("dataset_name dataset_config datasets", _ALL, TEXT),
+    *settings("dataset_train_split", _ALL, TEXT, "train"),
+    *settings("dataset_test_split", _ALL, TEXT, "test"),
+    *settings("dataset_text_field", _SFT, TEXT, "text"),
+    *settings("chat_template_path eos_token", "sft reward gkd", TEXT),
+    *settings("completion_only_loss", _SFT, BOOL),
+    *settings("assistant_only_loss", _SFT, BOOL, False),
+    # the run
+    *settings("output_dir", _ALL, TEXT, "trainer_output"),
+    *settings("save_strategy", _ALL, one_of("no", "steps", "epoch", "best"), "steps"),
+    *settings("save_steps", _ALL, NUMBER, 500.0),
+    *settings("save_total_limit", _ALL, WHOLE),
+    *settings("resume_from_checkpoint metric_for_best_model", _ALL, TEXT),
+    *settings("eval_strategy", _ALL, one_of("no", "steps", "epoch"), "no", older="evaluation_strategy"),
+    *settings("eval_steps", _ALL, NUMBER),
+    *settings("logging_steps", _ALL, NUMBER, 10),
+    *settings("load_best_model_at_end", _ALL, BOOL, False),
+    *settings("greater_is_better", _ALL, BOOL),
+    *settings("report_to", _ALL, WORDS),
+    *settings("project", _ALL, TEXT, "huggingface"),
+    # losses of rows
+    *settings("loss_type", "dpo", WORDS, ("sigmoid",)),
+    *settings("loss_weights", "dpo", NUMBERS),
+    *settings("loss_type", "cpo", TEXT, "sigmoid"),
+    *settings("beta", "dpo kto orpo cpo", NUMBER, 0.1),
+    *settings("label_smoothing", "dpo cpo", NUMBER, 0.0),
+    *settings("rpo_alpha", "dpo", NUMBER),
+    *settings("precompute_ref_log_probs", "dpo kto", BOOL, False),
+    *settings("desirable_weight undesirable_weight", "kto", NUMBER, 1.0),
+    *settings("center_rewards_coefficient", "reward", NUMBER),
+    *settings("cpo_alpha", "cpo", NUMBER, 1.0),
+    *settings("simpo_gamma", "cpo", NUMBER, 0.5),
+    *settings("teacher_model_name_or_path", "gkd", TEXT),
+    *settings("lmbda beta", "gkd", NUMBER, 0.5),
+    *settings("temperature", "gkd", NUMBER, 0.9),
+    # sampling
+    *settings("num_generations", _RL, COUNT, 8, rloo=2),
+    *settings("generation_batch_size steps_per_generation num_generations_eval vllm_max_model_length", _RL, COUNT),
+    *settings("num_iterations vllm_tensor_parallel_size", _RL, COUNT, 1),
+    *settings("temperature top_p", _RL, NUMBER, 1.0),
+    *settings("top_k", _RL, WHOLE, 0),
+    *settings("min_p", _RL, NUMBER),
+    *settings("use_vllm vllm_enable_sleep_mode", _RL, BOOL, False),
+    *settings("vllm_mode", _RL, one_of("colocate", "server"), "colocate"),
+    *settings("vllm_gpu_memory_utilization", _RL, NUMBER, 0.3),
+    # algorithm
+    *settings("beta", _RL, NUMBER, 0.0, rloo=0.05),
+    *settings("use_bias_correction_kl vllm_importance_sampling_correction", "grpo", BOOL, True),
+    *settings("epsilon", _RL, NUMBER, 0.2),
+    *settings("epsilon_high", _RL, NUMBER),
+    *settings("delta vllm_importance_sampling_clip_min", "grpo", NUMBER),
+    *settings("loss_type", "grpo", TEXT, "dapo"),
+    *settings("importance_sampling_level", "grpo", one_of("token", "sequence"), "token"),
+    *settings("sapo_temperature_pos", "grpo", NUMBER, 1.0),
+    *settings("sapo_temperature_neg", "grpo", NUMBER, 1.05),
+    *settings("scale_rewards", "grpo", TEXT, "group"),
+    *settings("multi_objective_aggregation", "grpo", one_of("sum_then_normalize", "normalize_then_sum"), "sum_then_normalize"),
+    *settings("entropy_coef", "grpo", NUMBER, 0.0),
+    *settings("mask_truncated_completions", _RL, BOOL, False),
+    *settings("vllm_importance_sampling_mode", "grpo", one_of("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), "sequence_mask"),
+    *settings("vllm_importance_sampling_clip_max", "grpo", NUMBER, 3.0, older="vllm_importance_sampling_cap", empty=True),
+    # rewards
+    *settings("reward_funcs", _RL, WORDS),
+    *settings("reward_model_name_or_path", _RL, TEXT),
+    *settings("reward_weights", _RL, NUMBERS),
+    *settings("reward_clip_range", "rloo", PAIR),
+    *_ABSENT,
+)

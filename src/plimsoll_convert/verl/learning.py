@@ -1,0 +1,313 @@
+"""Convert the settings of the algorithm: estimator, policy loss, correction, KL and rewards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from plimsoll.errors import ConfigError
+from plimsoll_convert import mapping
+from plimsoll_convert.options import Options, Remark
+from plimsoll_convert.values import Keys, Sourced, Value
+from plimsoll_convert.verl.data import RESPONSE, files, mini_batches
+from plimsoll_convert.verl.roles import kl_in_reward
+
+_ESTIMATORS = {
+    "gae": "gae",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "remax": "remax",
+    "gdpo": "gdpo",
+}
+_LOSSES = {
+    "vanilla": "clip",
+    "gspo": "gspo",
+    "sapo": "sapo",
+    "cispo": "cispo",
+    "dppo_tv": "dppo_tv",
+}
+_AGGREGATIONS = {
+    "token-mean": "tokens",
+    "seq-mean-token-mean": "sequences",
+    "seq-mean-token-sum": "constant",
+    "seq-mean-token-sum-norm": "constant",
+}
+_KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_TAKEN_OFF = {
+    "grpo": "the group's mean and deviation are",
+    "dr_grpo": "the group's mean is",
+    "rloo": "the mean of the group's others is",
+    "reinforce_pp_baseline": "the group's mean is",
+}
+"""What each estimator of response rewards subtracts or divides by, as part of a message. Other
+estimators subtract the KL token by token, as Plimsoll does."""
+_MANAGERS = ("naive", "dapo", "batch", "prime", "gdpo", "rate_limited", "remote")
+_ACTOR = "actor_rollout_ref.actor"
+_MODE = f"{_ACTOR}.policy_loss.loss_mode"
+_ESTIMATOR = "algorithm.adv_estimator"
+_SCALED = "algorithm.norm_adv_by_std_in_grpo"
+_WEIGHED = "algorithm.rollout_correction.rollout_is"
+_BOUND = "algorithm.rollout_correction.rollout_is_threshold"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+_CAP = f"{_ACTOR}.tis_imp_ratio_cap"
+_CLIPS = tuple(f"{_ACTOR}.{n}" for n in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+_DUAL = f"{_ACTOR}.clip_ratio_c"
+_FUNCTION, _MODELLED = "reward.custom_reward_function.path", "reward.reward_model.enable"
+
+
+def _choose(o: Options, id: str, choices: Mapping[str, str]) -> str:
+    """Return Plimsoll's name for the value of a setting.
+
+    Raises:
+        ConfigError: Plimsoll has no counterpart of the value.
+    """
+    name = choices.get(str(o[id]))
+    if name is None:
+        raise ConfigError(
+            f"{o.show(id)}: not supported: known are {', '.join(choices)}. Take one of them, or "
+            "train it with verl."
+        )
+    return name
+
+
+def _estimator(o: Options) -> str:
+    name = _choose(o, _ESTIMATOR, _ESTIMATORS)
+    return "dr_grpo" if name == "grpo" and not o[_SCALED] else name
+
+
+def job(o: Options) -> str:
+    """Return the name of Plimsoll's command."""
+    if not o.rl:
+        return "sft"
+    name, loss = _estimator(o), o[_MODE]
+    if name == "grpo" and loss in ("gspo", "cispo"):
+        return str(loss)
+    if name == "grpo" and o["algorithm.filter_groups.enable"] and loss == "vanilla":
+        return "dapo"
+    return mapping.PRESETS.get(name, "rl")
+
+
+def algorithm(o: Options) -> Keys:
+    """Return the algorithm of the run."""
+    if not o.rl:
+        return {}
+    mode, factor = f"{_ACTOR}.loss_agg_mode", f"{_ACTOR}.loss_scale_factor"
+    kind = _choose(o, mode, _AGGREGATIONS)
+    tokens: Value = None
+    if o[mode] == "seq-mean-token-sum":
+        tokens = o.trace(1, mode, note="a sum over each response")
+    elif kind == "constant":
+        tokens = o.take(factor) or o.take(RESPONSE)
+    warmup = o.take("trainer.critic_warmup", lambda steps: max(0, steps))
+    return {
+        "advantage": _advantage(o),
+        "policy_loss": _policy_loss(o),
+        "aggregation": o.trace(kind, mode),
+        "aggregation_tokens": tokens,
+        "correction": _correction(o),
+        "kl": _kl(o),
+        "value_clip": _always(o, "critic.cliprange_value") if o.has_critic else None,
+        "critic_warmup_steps": warmup if o.has_critic else None,
+        "epochs": o.take(f"{_ACTOR}.ppo_epochs"),
+        "mini_batches": mini_batches(o, f"{_ACTOR}.ppo_mini_batch_size"),
+        "critic_mini_batches": mini_batches(o, "critic.ppo_mini_batch_size")
+        if o.has_critic
+        else None,
+        "entropy_bonus": o.take(f"{_ACTOR}.entropy_coeff"),
+    }
+
+
+def _always(o: Options, id: str) -> Sourced:
+    """Return the value of a setting with its origin, even if the value is None."""
+    return o.trace(o[id], id)
+
+
+def _advantage(o: Options) -> Keys:
+    name = _estimator(o)
+    scales = name in ("grpo", "gdpo")
+    return {
+        "name": o.trace(name, _ESTIMATOR, _SCALED),
+        "options": {
+            "gamma": o.take("algorithm.gamma") if name in ("gae", "reinforce_pp") else None,
+            "gae_lambda": o.take("algorithm.lam") if name == "gae" else None,
+            "delta": o.trace(1e-6, _ESTIMATOR, note="verl's constant") if scales else None,
+        },
+    }
+
+
+def _policy_loss(o: Options) -> Keys:
+    name = _choose(o, _MODE, _LOSSES)
+    low, high = _bound(o, _CLIPS[1]), _bound(o, _CLIPS[2])
+    why, options = "", dict[str, Value]()
+    if name == "sapo":
+        flags = {"tau_positive": f"{_ACTOR}.tau_pos", "tau_negative": f"{_ACTOR}.tau_neg"}
+        options = {key: o.take(flag) for key, flag in flags.items()}
+    elif name == "dppo_tv":  # its thresholds have the names of PPO's clips
+        penalty = Sourced(0.0, note="verl has none")
+        thresholds = {"threshold": high, "threshold_low": low}
+        options = {**thresholds, "cap": o.take(_DUAL), "penalty": penalty}
+        why = "probabilities are compared with the sampler's; verl compares them with those of its "
+        why += f"trainer when the step began, unless {_BYPASS}=True"
+    else:
+        dual = o.take(_DUAL) if name == "clip" else None
+        options = {"clip_low": low, "clip_high": high, "dual_clip": dual}
+    return {"name": o.trace(name, _MODE, check="" if o[_BYPASS] else why), "options": options}
+
+
+def _bound(o: Options, bound: str) -> Sourced:
+    """Return a clip bound: the value of its setting, or of the setting for both bounds if None."""
+    both = _CLIPS[0]
+    return o.trace(o[both], bound, both) if o[bound] is None else o.trace(o[bound], bound)
+
+
+def _correction(o: Options) -> Keys | Sourced:
+    level = o[_WEIGHED]
+    if o[_MODE] == "dppo_tv":
+        return Sourced(None, note="dppo_tv compares probabilities with the sampler's itself")
+    if (o[_CAP] or 0) > 0 and level is None:
+        return _method(o, "truncate", "token", (_CAP,), high=o.trace(float(o[_CAP]), _CAP))
+    if level is None:
+        return o.trace(None, _WEIGHED)
+    if level not in ("token", "sequence"):
+        raise ConfigError(f"{o.show(_WEIGHED)}: It must be token, sequence or null.")
+    try:
+        numbers = [float(bound) for bound in str(o[_BOUND]).split("_")]
+    except ValueError as error:
+        raise ConfigError(f"{o.show(_BOUND)}: It must be a number, or two as 0.5_5.0.") from error
+    flags = (_WEIGHED, _BOUND)
+    if len(numbers) == 1:
+        return _method(o, "truncate", level, flags, high=o.trace(numbers[0], *flags))
+    low, high = (o.trace(number, _BOUND) for number in numbers[:2])
+    return _method(o, "mask", level, flags, low=low, high=high)
+
+
+def _method(o: Options, name: str, level: str, flags: tuple[str, ...], **bounds: Sourced) -> Keys:
+    return {"name": o.trace(name, *flags), "options": {"level": o.trace(level, *flags), **bounds}}
+
+
+def _kl(o: Options) -> Keys | Sourced:
+    loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    if o[loss]:
+        kind = f"{_ACTOR}.kl_loss_type"
+        corrected = str(o[kind]).endswith("+")
+        note = "the gradient of the KL itself"
+        return {
+            "place": o.trace("loss", loss),
+            "coefficient": o.take(f"{_ACTOR}.kl_loss_coef"),
+            "estimator": _kl_estimator(o, kind),
+            "ratio_corrected": o.trace(True, kind, note=note) if corrected else None,
+        }
+    if not kl_in_reward(o):
+        why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
+        note = why if o[reward] else "no KL is asked for"
+        return Sourced("none", tuple(o.given(loss, reward)), note=note)
+    coefficient, kind, target, horizon = (
+        f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "type", "target_kl", "horizon")
+    )
+    check, adapts = "", o[kind] == "adaptive"
+    if taken_off := _TAKEN_OFF.get(_estimator(o)):
+        check = (
+            f"verl takes the KL of the whole response off its reward, before {taken_off} taken; "
+        )
+        check += "here each token loses the KL from there to the end of its response, after that"
+    return {
+        "place": o.trace("reward", reward, check=check),
+        "coefficient": o.take(coefficient),
+        "estimator": _kl_estimator(o, "algorithm.kl_penalty"),
+        "adaptive.target": o.trace(o[target], target, kind) if adapts else None,
+        "adaptive.horizon": o.take(horizon) if adapts else None,
+        "adaptive.per": o.trace("token", target, note="verl's target") if adapts else None,
+    }
+
+
+def _kl_estimator(o: Options, id: str) -> Sourced:
+    name = _KL_TYPES.get(str(o[id]).removesuffix("+"))
+    if name is None:
+        raise ConfigError(f"{o.show(id)}: not supported: known are {', '.join(_KL_TYPES)}.")
+    return o.trace(name, id)
+
+
+def reward_model(o: Options) -> Keys | None:
+    """Return the reward model; None if there is none, or if a function gives the reward."""
+    flag = "reward.reward_model.model_path"
+    if not o.rl or o[_FUNCTION] is not None or not o[_MODELLED]:
+        return None
+    if not o[flag]:
+        raise ConfigError(f"{o.show(_MODELLED)} needs {o.names[flag]}=...: the reward model.")
+    why = "a sequence classifier with one label scores; one that answers in words is a `judge` of "
+    why += "`rewards`"
+    path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
+    trusted = o.take("reward_model.model.trust_remote_code", lambda on: on or None)
+    return {
+        "role": {
+            "model": {"path": path, "trust_remote_code": trusted},
+            "zero.stage": Sourced(3, note="divided as the others are"),
+        },
+        "tokenizer": o.trace("own", flag, note="verl writes its chat template"),
+    }
+
+
+def rewards(o: Options) -> Mapping[str, Keys]:
+    """Return the parts of the reward that functions and rules give, by name."""
+    if not o.rl:
+        return {}
+    manager = "reward.reward_manager.name"
+    if o[manager] not in _MANAGERS:
+        known = ", ".join(_MANAGERS)
+        raise ConfigError(f"{o.show(manager)}: not supported: known are {known}.")
+    parts: dict[str, Keys] = {}
+    if o[_FUNCTION] is not None:
+        name = "reward.custom_reward_function.name"
+        options = {
+            "path": o.trace(os.path.expanduser(str(o[_FUNCTION])), _FUNCTION),
+            "function": o.trace(o[name] or "compute_score", name),
+        }
+        parts["score"] = {"name": o.trace("verl_function", _FUNCTION), "options": options}
+    elif not o[_MODELLED]:
+        parts["score"] = _rule(o)
+    return {**parts, **_over_long(o)}
+
+
+def _rule(o: Options) -> Keys:
+    """Return the reward that replaces verl's score by data source.
+
+    It is `exact_match` after `####` if all files are GSM8K, else `math_answer`.
+    """
+    note = "verl scores by data_source"
+    why = (
+        "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics what "
+    )
+    why += "is boxed, of programs their tests (`code` here)"
+    if all("gsm8k" in path.lower() for path in files(o, "data.train_files")):
+        marker = {"marker": Sourced("####", note=note)}
+        return {"name": Sourced("exact_match", note=note, check=why), "options": marker}
+    return {"name": Sourced("math_answer", note=note, check=why)}
+
+
+def _over_long(o: Options) -> Mapping[str, Keys]:
+    """Return DAPO's penalty for long responses by its name; empty if it is off."""
+    start = "reward.reward_kwargs."
+    on, size, factor = (
+        f"{start}overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor")
+    )
+    if not o[on]:
+        return {}
+    if o[size] is None:
+        raise ConfigError(f"{o.show(on)} needs {o.names[size]}=...: the buffer's length.")
+    longest = o.take(f"{start}max_resp_len") or _always(o, RESPONSE)
+    options = {"max_new_tokens": longest, "buffer": _always(o, size), "factor": _always(o, factor)}
+    return {"overlong": {"name": o.trace("overlong", on), "options": options}}
+
+
+def remarks(o: Options) -> Iterator[Remark]:
+    """Yield remarks on settings that have no counterpart in combination with others."""
+    if o.rl and o[_MODE] != "dppo_tv" and o.given(_BYPASS) and o[_BYPASS]:
+        why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
+        yield Remark("lacking", _BYPASS, f"{why}against the sampler's")
+    reward = "algorithm.use_kl_in_reward"
+    if o.rl and o[f"{_ACTOR}.use_kl_loss"] and kl_in_reward(o) and o.given(reward):
+        yield Remark("lacking", reward, "the KL is in one place, here in the loss")

@@ -1,0 +1,226 @@
+"""Turn the values of a foreign run into a checked config.
+
+A default of the other trainer is written if Plimsoll's default differs. It is left out if the
+config means the same without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+from typing import Any
+
+from pydantic import ValidationError
+
+from plimsoll.config.keys import Key, keys_of
+from plimsoll.config.load import leaves, with_preset
+from plimsoll.config.problems import Problem, invalid, refuse
+from plimsoll.config.run import JobConfig
+from plimsoll.config.yaml_tree import Path, Tree
+from plimsoll.jobs import JOBS
+from plimsoll.resolve.load import spec_of
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll_convert.options import Options, Remark
+from plimsoll_convert.values import NO_VALUE, Keys, Sourced
+
+_UNUSED = "it changes nothing beside the other settings"
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A config that was made from a foreign command.
+
+    Attributes:
+        job: Plimsoll's command.
+        entries: Values that are written, by their keys, in the order of a config.
+        remarks: Remarks on settings without a key.
+        shown: Text of each setting by id: as typed, or with its default.
+        typed: Ids of the settings that were given.
+        about: What was converted, such as the trainer, its version and its program.
+        version_note: How the version was found.
+    """
+
+    job: str
+    entries: Mapping[str, Sourced]
+    remarks: tuple[Remark, ...]
+    shown: Mapping[str, str]
+    typed: frozenset[str]
+    about: str
+    version_note: str = ""
+
+    @property
+    def trainer(self) -> str:
+        """The name of the foreign trainer."""
+        return self.about.partition(" ")[0]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values, nested as in a config file."""
+        return _nest(self.entries)
+
+    def is_given(self, entry: Sourced) -> bool:
+        """Return whether an entry comes from the command, and not only from foreign defaults."""
+        return any(id in self.typed for id in entry.settings)
+
+    def origin(self, entry: Sourced) -> str:
+        """Return the text of the settings from which an entry was made, on one line.
+
+        If settings were given, only these are shown. Without settings, return the entry's note.
+        """
+        given = [self.shown[id] for id in entry.settings if id in self.typed]
+        if given:
+            return " ".join(given)
+        return " ".join(self.shown[id] for id in entry.settings) or entry.note
+
+
+def write_config(
+    job: str,
+    run: Keys,
+    o: Options,
+    remarks: Iterable[Remark],
+    about: str,
+) -> Converted:
+    """Return the checked config of a run.
+
+    Args:
+        job: Plimsoll's command.
+        run: The run that the foreign command describes, by the keys of a config.
+        o: The settings of the foreign command.
+        remarks: Further remarks.
+        about: What was converted, with the trainer's name first.
+
+    Raises:
+        ConfigError: A setting cannot be left out, or the config is wrong. The message names the
+            foreign settings.
+        SettingsConflict: Settings cannot work together.
+    """
+    refuse(_refusals(o, about.partition(" ")[0]))
+    said = dict(_walk(run))
+    checks = [Remark("check", key, value.check) for key, value in said.items() if value.check]
+    entries = {key: value for key, value in said.items() if value.value is not NO_VALUE}
+    used = {id for entry in entries.values() for id in entry.settings}
+    all_remarks = [*_absent_remarks(o), *o.remarks, *remarks, *checks, *_script_remarks(o)]
+    about_setting = {remark.about for remark in all_remarks}
+    all_remarks += [Remark("idle", id, _UNUSED) for id in o.typed if id not in used | about_setting]
+    converted = Converted(
+        job,
+        _in_order(job, entries),
+        tuple(dict.fromkeys(all_remarks)),
+        {id: o.show(id) for id in o.values},
+        frozenset(o.typed),
+        about,
+    )
+    _spec(converted)
+    return _without_defaults(converted)
+
+
+def _walk(part: Keys, section: str = "") -> Iterator[tuple[str, Sourced]]:
+    """Yield (key, value) for every value of a section, at all levels."""
+    for name, inner in part.items():
+        key = name[1:] if name.startswith("/") else ".".join(filter(None, (section, name)))
+        if isinstance(inner, Sourced):
+            yield key, inner
+        elif inner is not None:
+            yield from _walk(inner, key)
+
+
+def _refusals(o: Options, trainer: str) -> Iterator[Problem]:
+    """Yield a problem for each given setting without which the run would differ."""
+    for id in o.typed:
+        reason = o.absent.get(id)
+        if reason is not None and reason.refused and o[id] not in reason.harmless:
+            name, _, value = o.show(id).replace("=", " ", 1).partition(" ")
+            fix = f"leave it out, or train it with {trainer}"
+            yield invalid(name, value or None, f"Not supported: {reason.why}.", fix)
+
+
+def _absent_remarks(o: Options) -> Iterator[Remark]:
+    for id in o.typed:
+        reason = o.absent.get(id)
+        if reason is not None and reason.kind == "lacking" and o[id] in reason.harmless:
+            yield Remark("same", id, "it asks for nothing more")
+        elif reason is not None:
+            yield Remark(reason.kind, id, reason.why)
+
+
+def _script_remarks(o: Options) -> Iterator[Remark]:
+    for why in o.launch.unknown:
+        yield Remark("check", "the script", f"{why}; give it by --set NAME=VALUE")
+
+
+def _nest(entries: Mapping[str, Sourced]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, entry in entries.items():
+        *sections, last = key.split(".")
+        below = values
+        for section in sections:
+            below = below.setdefault(section, {})
+        below[last] = entry.value
+    return values
+
+
+def _in_order(job: str, entries: Mapping[str, Sourced]) -> dict[str, Sourced]:
+    """Return the entries in the order of the keys in the job's help."""
+    keys = _config_keys(job)
+
+    def place(name: str) -> int:
+        path = tuple(name.split("."))
+        return next((i for i, key in enumerate(keys) if key.covers(path)), len(keys))
+
+    return {name: entries[name] for name in sorted(entries, key=place)}
+
+
+@cache
+def _config_keys(job: str) -> tuple[Key, ...]:
+    return tuple(keys_of(JOBS[job].config))
+
+
+def cards_of_machine(converted: Converted) -> int:
+    """Return the number of cards that the run needs per machine; 0 if it runs on CPUs."""
+    if converted.values.get("cluster", {}).get("device") == "cpu":
+        return 0
+    spec = _spec(converted)
+    engines = spec.engines
+    apart = engines.all_parts if engines and engines.placement == "own" else 0
+    return ceil((spec.cluster.all_ranks + apart) / spec.cluster.nodes)
+
+
+def _spec(converted: Converted) -> RunSpec[Any]:
+    """Return the run spec of the config. Errors name the foreign settings of a wrong value."""
+    origins: dict[Path, str] = {
+        tuple(key.split(".")): converted.origin(entry) for key, entry in converted.entries.items()
+    }
+    return spec_of(JOBS[converted.job], Tree(converted.values, origins))[0]
+
+
+def _without_defaults(converted: Converted) -> Converted:
+    """Return the config without keys that no setting gave and that do not change its meaning."""
+    meaning = _meaning(converted.job, converted.entries)
+    kept = dict(converted.entries)
+    for key, entry in converted.entries.items():
+        fewer = {other: kept[other] for other in kept if other != key}
+        if not converted.is_given(entry) and _meaning(converted.job, fewer) == meaning:
+            kept = fewer
+    return replace(converted, entries=kept)
+
+
+def _meaning(job: str, entries: Mapping[str, Sourced]) -> object:
+    """Return the config with all defaults, or None if the entries make no valid config."""
+    try:
+        return _config(job, entries)
+    except ValidationError:
+        return None
+
+
+def _config(job: str, entries: Mapping[str, Sourced]) -> JobConfig:
+    tree = with_preset(Tree(_nest(entries), {}), JOBS[job].presets, JOBS[job].preset)
+    config: JobConfig = JOBS[job].config.model_validate(tree.values)
+    return config
+
+
+def differences(first: Converted, second: Converted) -> dict[str, object]:
+    """Return the keys in which two configs differ, with the second config's values."""
+    a, b = (leaves(_config(c.job, c.entries).model_dump(mode="json")) for c in (first, second))
+    return {".".join(p): b.get(p) for p in dict.fromkeys([*b, *a]) if a.get(p) != b.get(p)}

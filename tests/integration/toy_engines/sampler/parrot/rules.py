@@ -1,0 +1,33 @@
+"""What the engine asks of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.problems import Problem
+from plimsoll.machine.versions import Package, package_finding
+from plimsoll.resolve.engine_rules import Compiled, Installed, RolloutRules
+
+SPEECH = Package("numpy", use="Only rollout.parrot needs it.")
+
+
+def _doctor(seen: Installed) -> Iterator[Problem]:
+    yield package_finding(SPEECH, seen.versions[SPEECH.name])
+
+
+RULES = RolloutRules(
+    title="the parrot",
+    where=("local",),
+    package="transformers",
+    packages=(SPEECH,),
+    settings=lambda spec: iter(()),
+    model=lambda spec, key, path: iter(()),
+    files=lambda spec: iter(()),
+    tools=lambda spec: iter(()),
+    host=lambda spec, host: iter(()),
+    start=lambda spec, device: iter(()),
+    adapter_room=lambda spec: None,
+    doctor=_doctor,
+    compiled=(Compiled("the parrot's beak", ("ninja",), ("cpu", "cuda")),),
+    shortages=("the seed is all eaten",),
+)

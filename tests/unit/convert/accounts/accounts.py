@@ -1,0 +1,62 @@
+"""What tests ask of a converted command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from plimsoll.config.yaml_tree import read_tree, value_at
+from plimsoll.jobs import JOBS
+from plimsoll.resolve.load import load_spec
+from plimsoll_convert.openrlhf.flag import VersionedFlag
+from plimsoll_convert.output import config_text, table_text
+from plimsoll_convert.values import Setting
+from plimsoll_convert.writer import Converted
+
+
+def at(converted: Converted, key: str) -> object:
+    """Return the value of a key, or None."""
+    return value_at(converted.values, key.split("."))
+
+
+def about(converted: Converted, kind: str) -> set[str]:
+    """Return what the remarks of a kind are about."""
+    return {remark.about for remark in converted.remarks if remark.kind == kind}
+
+
+def plain(value: object) -> object:
+    """Return the value with 1 and 1.0 alike, and lists as tuples."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+
+def check_complete(converted: Converted) -> str:
+    """Assert that the table shows every setting that was given, and that the config says the same
+    as a file. Return the config's text."""
+    text, table = config_text(converted), table_text(converted, width=10**6)
+    for setting in converted.typed:
+        assert converted.shown[setting] in table
+    assert plain(read_tree(text, "config").values) == plain(converted.values)
+    return text
+
+
+def check_loads(converted: Converted, folder: Path) -> None:
+    """Assert that the job takes the config as a file."""
+    file = folder / "config.yaml"
+    file.write_text(check_complete(converted))
+    assert load_spec(JOBS[converted.job], str(file)).job.name == converted.job
+
+
+def unread(
+    settings: Iterable[Setting | VersionedFlag], package: str, tables: Sequence[str]
+) -> list[str]:
+    """Return the settings with a counterpart that no converter asks for."""
+    folder = Path(import_module(package).__path__[0])
+    files = [path for path in folder.glob("*.py") if path.name not in tables]
+    text = "\n".join(path.read_text() for path in files)
+    names = {setting.id: setting.id for setting in settings if setting.absent is None}
+    for role in ("actor", "critic"):
+        names = {id: name.removeprefix(f"{role}_") for id, name in names.items()}
+    return [id for id, name in names.items() if name.rpartition(".")[2] not in text]
