@@ -266,7 +266,7 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 def main_lines(out: str) -> list[str]:
     """What a run printed, without warnings, what it waits for, and the phases of its beginning."""
-    beside = re.compile(r"warning: |waiting for |\w+: \w+ begins$")
+    beside = re.compile(r"warning: |waiting for |\w+: \w+ begins(?::|$)")
     return [line for line in out.splitlines() if not beside.match(line)]
 
 

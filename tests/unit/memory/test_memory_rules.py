@@ -26,7 +26,7 @@ def test_plain_settings_meet_no_rule() -> None:
 
 
 def test_cards_without_ligers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asks in ("memory.rules.ranks", "spec.decisions"):
+    for asks in ("memory.rules.ranks", "resolve.decisions"):
         monkeypatch.setattr(f"plimsoll.{asks}.cards_have_liger", lambda: False)
     found = conflicts("sft", {"cluster.ranks": 1})["package-missing"]
     assert found.severity == "warning" and "liger-kernel is not installed" in found.what
