@@ -32,6 +32,7 @@ Raises PlimsollError if there is no answer.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The type of figures in Prometheus' text format."""
+_NOTHING_HERE = "Nothing here. The page's command printed its whole address, with a token.\n"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -110,7 +111,7 @@ def make_app(
     from starlette.middleware import Middleware
     from starlette.middleware.gzip import GZipMiddleware
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
     def check(request: Request, token: str) -> None:
@@ -136,9 +137,16 @@ def make_app(
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
         return JSONResponse(finite_json(reply), headers=_HEADERS)
 
+    def nothing_here(request: Request, error: Exception) -> PlainTextResponse:
+        return PlainTextResponse(_NOTHING_HERE, 404)
+
     routes = [
         Route("/metrics", show_figures),
         Route("/{token}/", show_page),
         Route("/{token}/data/{name}", data),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(GZipMiddleware, compresslevel=3)],
+        exception_handlers={404: nothing_here},
+    )

@@ -134,7 +134,7 @@ def how_to_go_on(run: RunDirectory) -> str:
         step, path = latest
         return f"Saved: {path}. To go on after step {step}: {RESUME}"
     if run.holds_run():
-        return f"No checkpoint was saved (run.save_every). To begin anew: {RESUME}"
+        return f"No checkpoint was saved (run.save_every). To begin again: {RESUME}"
     return ""
 
 

@@ -82,6 +82,18 @@ def _dropped_bounds(metrics: StepMetrics) -> Bounds:
     return 0.0, _DROPPED * metrics.get("groups/drawn", 0.0)
 
 
+_LEAST_GRADIENT, _MOST_GRADIENT = 1e-6, 10.0
+
+
+def _gradient_bounds(metrics: StepMetrics) -> Bounds:
+    """Return the lowest and highest healthy norm of a gradient.
+
+    The lowest is 0 if no group has a signal, for the warning of `zero_signal` says so already.
+    """
+    least = 0.0 if metrics.get("zero_signal") == 1.0 else _LEAST_GRADIENT
+    return least, _MOST_GRADIENT
+
+
 _NEVER = HealthAdvice("It cannot have this value.", "reporting it: the figure is computed wrongly.")
 
 _DIFFERENT = HealthAdvice(
@@ -139,7 +151,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
         ),
         "actor/grad_norm": HealthyRange(
             "the norm of the actor's gradient before it is clipped",
-            _constant(1e-6, 10.0),
+            _gradient_bounds,
             HealthAdvice(
                 "There is nothing to learn from: all advantages of the step are 0.",
                 "zero_signal and the rewards (plimsoll rollouts RUN): are they all equal?",
@@ -349,7 +361,8 @@ class HealthWatch:
     def add(self, step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
         """Add a step's metrics, and return the warnings to show.
 
-        A warning is shown if the figure was in its range in the last `QUIET` steps.
+        A warning is shown if the figure was in its range in the last `QUIET` steps. Of figures with
+        the same advice the first is shown alone, as they have one cause.
         """
         due = due_warnings(step, metrics) + [
             HealthWarning(name, now, before - MOST_DRIFT, before + MOST_DRIFT, _DRIFTED, _GAMED)
@@ -357,7 +370,10 @@ class HealthWatch:
         ]
         new = [w for w in due if step - self._last_outside.get(w.metric, -inf) > QUIET]
         self._last_outside |= {warning.metric: step for warning in due}
-        return new
+        shown: dict[HealthAdvice, HealthWarning] = {}
+        for warning in new:
+            shown.setdefault(warning.advice, warning)
+        return [*shown.values()]
 
 
 GRAM = 4

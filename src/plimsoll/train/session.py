@@ -283,7 +283,7 @@ class RunSession:
         if done == 0:
             return Interrupted(
                 f"stopped before the first step{total}, as asked; there is nothing to save "
-                f"yet. To begin anew: {RESUME}"
+                f"yet. To begin again: {RESUME}"
             )
         if not self.spec.run.keep_checkpoints and done > self.state.step:
             return Interrupted(
@@ -300,7 +300,7 @@ class RunSession:
             f"nothing is saved (run.keep_checkpoints: 0), so what was learned in {lost} is lost. "
         )
         if self.resumed is None:
-            return f"{loss}To begin anew"
+            return f"{loss}To begin again"
         return f"{loss}To go on after step {first}, from {self.resumed}"
 
 

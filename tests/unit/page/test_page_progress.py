@@ -81,7 +81,7 @@ def test_a_killed_run_does_not_go_on_but_one_elsewhere_may(run: RunDirectory) ->
     write_current_phase(run.now_path, CurrentPhase(3, 10, "sync", pid=gone))
     append_row(run.metrics_path, {"step": 2})
     assert shown(run)["state"] == "killed" and shown(run)["phase"] is None
-    assert shown(run)["goOn"].startswith("No checkpoint was saved (run.save_every). To begin anew")
+    assert shown(run)["goOn"].startswith("No checkpoint was saved (run.save_every). To begin again")
     checkpoint = run.checkpoint_path(2)
     checkpoint.mkdir(parents=True)
     assert shown(run)["goOn"] == (

@@ -98,6 +98,7 @@ def test_only_who_has_the_token_gets_figures(tmp_path: Path) -> None:
     strange = {"Authorization": "Bearer word", "Host": "evil.example"}
     for given in ({}, {"Authorization": "Bearer other"}, {"Authorization": "word"}, strange):
         assert client.get("/metrics", headers=given).status_code == 404
+    assert "printed its whole address" in client.get("/").text
     app = make_app("", lambda name, query: None, guard)
     without = client_module.TestClient(app, "http://127.0.0.1:8765")
     assert without.get("/metrics", headers={"Authorization": "Bearer word"}).status_code == 404

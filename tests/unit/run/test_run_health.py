@@ -124,6 +124,15 @@ def test_a_figure_gives_a_warning_when_it_leaves_its_range_and_not_at_every_step
     assert warned_steps([0.5, 0.1] * 40) == [1]  # one that comes and goes
 
 
+def test_figures_of_one_cause_give_one_warning() -> None:
+    wrong = {"mismatch/abs": 0.3, "mismatch/k3": 0.2, "mismatch/outside": 0.4}
+    equal = {"zero_signal": 1.0, "actor/grad_norm": 0.0}
+    told = HealthWatch().add(3, HEALTHY | wrong | equal)
+    assert [warning.metric for warning in told] == ["mismatch/abs", "zero_signal"]
+    [norm] = HealthWatch().add(3, HEALTHY | {"actor/grad_norm": 0.0})
+    assert norm.metric == "actor/grad_norm"
+
+
 def test_a_new_critic_is_given_time() -> None:
     assert warned_steps([-3.0] * 10, "explained_variance") == []
     assert warned_steps([-3.0] * 12, "explained_variance") == [11]
