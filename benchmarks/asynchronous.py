@@ -15,8 +15,8 @@ import asyncio
 import heapq
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from plimsoll.cluster.dispatch import EpisodeEngines
+from plimsoll.cluster.dispatch import EngineQueue
 from plimsoll.cluster.local import LocalCluster
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rl import RlConfig
@@ -35,12 +35,11 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Trajectory, single_turn
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import open_rewards
-from plimsoll.rl.continuous import Continuous
 from plimsoll.rl.live import Live
 from plimsoll.rl.setup import load_prompt_data
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.readings import Planned
-from plimsoll.sampler.protocol import Ask, EngineSpec, Request
+from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_roles
 from plimsoll.trainer.worker import Worker
@@ -87,7 +86,7 @@ class DelayedCluster(LocalCluster):
     def __init__(self, spec: EngineSpec, delays: Delays) -> None:
         super().__init__([spec], 1, "cpu")
         self._delays, self._places = delays, asyncio.Semaphore(PLACES)
-        self._busy = EpisodeEngines(1)
+        self._queue = EngineQueue(1, PLACES)
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         """Call a method of `Worker`; training takes its time."""
@@ -102,27 +101,18 @@ class DelayedCluster(LocalCluster):
             self._delays.versions.append((time.monotonic(), int(str(arguments[0]))))
         return results
 
-    def keep_asking(self) -> Ask:
-        """Return the function by which coroutines ask the simulated engine."""
-        return self._ask
-
     def busy_seconds(self) -> list[float]:
         """Return the seconds in which the simulated engine had requests."""
-        return self._busy.busy_seconds()
+        return self._queue.busy_seconds()
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Yield the answers of the simulated engine as they come."""
-        loop = self._delays.loop
-        asked = {
-            asyncio.run_coroutine_threadsafe(self._ask(request, i), loop): i
-            for i, request in enumerate(requests)
-        }
-        for done in as_completed(asked):
-            yield asked[done], done.result()
+    def wait_for(self, future: Future[R]) -> R:
+        """Return the result of work in another thread."""
+        return future.result()
 
-    async def _ask(self, request: Request, episode: int) -> list[Trajectory]:
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        """Return the answers of the simulated engine."""
         lengths = draw_lengths(request.seed, len(request.prompts) * request.responses)
-        with self._busy.serve(episode, request):
+        async with self._queue.serve(request, episode):
             return await asyncio.gather(
                 *(
                     self._sample(replace(request, prompts=(prompt,)), i % request.responses, length)
@@ -179,7 +169,6 @@ def settings(home: Path, staleness: int, steps: int) -> RunSpec[RlConfig]:
 def run(spec: RunSpec[RlConfig], training: float) -> list[dict[str, Any]]:
     """Run it, and return the metrics of its steps."""
     rollout = spec.config.rollout
-    source = Continuous.start if rollout.staleness else Live.start
     with open_rewards(spec.config.rewards) as scorer:
         delays = Delays(scorer.loop, training, [(0.0, 0)])
         engine = EngineSpec(0, spec.actor.model.path, 1024, 1, "cpu", rollout)
@@ -191,7 +180,7 @@ def run(spec: RunSpec[RlConfig], training: float) -> list[dict[str, Any]]:
             lambda data: DelayedCluster(engine, delays),
         ) as work:
             load_roles(work)
-            started = source(work, scorer=scorer, kinds={})
+            started = Live.start(work, scorer, {})
             train(work, started)
             started.close()
     return [*read_rows(Path(spec.run.directory) / "metrics.jsonl")]

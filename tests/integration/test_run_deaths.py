@@ -381,10 +381,9 @@ def test_a_request_that_fails_beside_other_calls_ends_them(
     try:
         with event_loop() as loop:
             request = Request((unknown,), 1, SamplingConfig(), 0)
-            ask = cluster.keep_asking()
 
             async def talk() -> None:
-                await ask(request, 0)
+                await cluster.ask(request, 0)
 
             asking = asyncio.run_coroutine_threadsafe(talk(), loop)
             with pytest.raises(PlimsollError, match=failed):

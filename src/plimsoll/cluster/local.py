@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -17,10 +17,9 @@ from plimsoll.config.cluster import Device
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory, Sighting, read_node
 from plimsoll.machine.nvidia import own_cards
-from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.run.readings import Reading
-from plimsoll.sampler.protocol import Ask, EngineSpec, Request, rollout_build
+from plimsoll.sampler.protocol import EngineSpec, Request, rollout_build
 from plimsoll.trainer.memory import explain_shortage
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
@@ -41,6 +40,7 @@ class LocalCluster:
         place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
         self._device = place.torch_device
         self._readings: dict[str, Reading] = {}
+        self._questions: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._worker = Worker(place)
         self._engines = [rollout_build(spec.rollout).start(spec) for spec in specs]
         self.engines = len(self._engines)
@@ -64,41 +64,27 @@ class LocalCluster:
         what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
         return error.with_sighting(f"{what}\n  Why: {error.incident.why}", self._sighting())
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Yield each request's index and its trajectories, one request after another."""
-        for i, request in enumerate(requests):
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        """Leave a request to the thread that is in `wait_for`, and return its trajectories."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[Trajectory]] = loop.create_future()
+
+        def respond() -> None:
+            if answer.done():  # the coroutine that asked has given up
+                return
             with self._add_sighting("rollout"):
-                trajectories = asyncio.run(self._engines[i % self.engines].generate(request))
-            yield i, trajectories
-
-    def converse(
-        self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
-    ) -> R:
-        """Run a coroutine in the loop; return its result. This thread answers its requests."""
-        questions: SimpleQueue[tuple[Request, int, asyncio.Future[list[Trajectory]]] | None]
-        questions = SimpleQueue()
-
-        async def ask(request: Request, episode: int) -> list[Trajectory]:
-            answer: asyncio.Future[list[Trajectory]] = loop.create_future()
-            questions.put((request, episode, answer))
-            return await answer
-
-        with conversing(loop, talk(ask)) as talking:
-            talking.add_done_callback(lambda _: questions.put(None))
-            while (question := questions.get()) is not None:  # Ctrl-C ends the wait, too
-                request, episode, answer = question
                 engine = self._engines[episode % self.engines]
-                with self._add_sighting("rollout"):
-                    trajectories = asyncio.run(engine.generate(request))
-                loop.call_soon_threadsafe(_settle, answer, trajectories)
-        return talking.result()
+                trajectories = asyncio.run(engine.generate(request))
+            loop.call_soon_threadsafe(_settle, answer, trajectories)
 
-    def keep_asking(self) -> Ask:
-        """Raise NotImplementedError: this thread either samples or trains."""
-        raise NotImplementedError("rollout.staleness is refused with cluster.where: local")
+        self._questions.put(respond)
+        return await answer
 
     def wait_for(self, future: Future[R]) -> R:
-        """Return the result of work in another thread."""
+        """Return the result of work in another thread, whose requests this thread answers."""
+        future.add_done_callback(lambda _: self._questions.put(lambda: None))
+        while not future.done():
+            self._questions.get()()  # Ctrl-C ends the wait, too
         return future.result()
 
     def busy_seconds(self) -> list[float]:
@@ -135,7 +121,7 @@ class LocalCluster:
         ]
 
     def responses_per_request(self) -> int:
-        """Return how many responses an engine wants in one call of `generate`."""
+        """Return how many responses engines want in one request, if prompts suffice."""
         return self._engines[0].responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:

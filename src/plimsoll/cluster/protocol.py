@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.machine.incident import OutOfMemory
+from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.resolve.roles import RoleName, role_kind
 from plimsoll.run.readings import Reading
-from plimsoll.sampler.protocol import Ask, Request
+from plimsoll.sampler.protocol import Request
 
 R = TypeVar("R")
 
@@ -68,37 +69,24 @@ class Cluster(Ranks, Protocol):
         """The groups of ranks that host roles of one kind alone, by the kind."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Spread the requests over the engines; yield (index, trajectories) as requests complete.
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        """Send a request to an engine and return its trajectories; the method is an `Ask`.
 
-        The index is the request's place in `requests`.
-        """
-        ...
-
-    def converse(self, loop: AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]) -> R:
-        """Run a coroutine in an event loop of another thread, and return its result.
-
-        `talk` gets a function that sends a request to the engines; it may call it at any time. If
-        an engine dies or fails, this call raises, like all other calls. An error ends the coroutine
-        first.
-        """
-        ...
-
-    def keep_asking(self) -> Ask:
-        """Return a function that sends requests to the engines beside all further calls.
-
-        Coroutines in an event loop of another thread call it. If one of its requests fails, the
-        call that this object is at raises, or the next one. Engines in this process cannot answer
-        beside other calls.
+        Coroutines in an event loop of another thread call it, at any time. If an engine dies or a
+        request fails, the call that this object is at raises, or the next one, and the coroutine
+        waits for ever. Engines in this process answer only during `wait_for`.
         """
         ...
 
     def wait_for(self, future: Future[R]) -> R:
-        """Return the result of work in another thread, as if it were a call of this object."""
+        """Return the result of work in another thread, which may ask engines.
+
+        If coroutines gave up requests, wait until engines have answered those, too.
+        """
         ...
 
     def busy_seconds(self) -> list[float]:
-        """Return for each engine the seconds in which requests of `keep_asking` were open."""
+        """Return for each engine the seconds so far in which it had requests."""
         ...
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
@@ -143,7 +131,7 @@ class Cluster(Ranks, Protocol):
         ...
 
     def responses_per_request(self) -> int:
-        """Return how many responses an engine wants in one call of `generate`."""
+        """Return how many responses engines want in one request, if prompts suffice."""
         ...
 
     def read_memory(self) -> dict[str, Reading]:
@@ -156,6 +144,15 @@ class Cluster(Ranks, Protocol):
     def close(self) -> None:
         """End all ranks and engines, and leave no process behind."""
         ...
+
+
+def converse(cluster: Cluster, loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine in the event loop of another thread, where it may `ask`; return its result.
+
+    An error ends the coroutine first.
+    """
+    with conversing(loop, talk) as talking:
+        return cluster.wait_for(talking)
 
 
 def on_all_ranks(cluster: Cluster, task: Callable[..., object], *arguments: object) -> None:

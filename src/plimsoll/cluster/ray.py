@@ -7,9 +7,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import gcd
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
+from plimsoll.cluster.dispatch import EngineQueue
 from plimsoll.cluster.exit_reason import (
     death_reason,
     exit_reason,
@@ -52,12 +52,11 @@ from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
-from plimsoll.process.threads import conversing
 from plimsoll.records import Trajectory
 from plimsoll.run.counting import plural
 from plimsoll.run.displays import write_lines_to
 from plimsoll.run.readings import Reading
-from plimsoll.sampler.protocol import Ask, EngineSpec, Request
+from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.trainer.process_group import Place
 
 R = TypeVar("R")
@@ -119,18 +118,20 @@ class _OpenCalls:
     """Calls whose results coroutines of another thread wait for.
 
     Attributes:
-        pending: The open calls, each with its member.
+        pending: The open calls.
+        given_up: Calls whose coroutines were cancelled.
         failed: Calls that failed. The thread that calls the cluster raises their errors; the
             coroutines that made them wait for ever.
     """
 
-    pending: dict[Any, Member] = field(default_factory=dict)
+    pending: set[Any] = field(default_factory=set)
+    given_up: list[Any] = field(default_factory=list)
     failed: list[tuple[Any, Member]] = field(default_factory=list)
     _ended: bool = False
 
     async def await_result(self, reference: Any, member: Member) -> Any:
         """Return the result of a call, or wait for ever if it failed (see `failed`)."""
-        self.pending[reference] = member
+        self.pending.add(reference)
         future = reference.future()
         future.add_done_callback(lambda _: self._end(reference))
         try:
@@ -138,10 +139,19 @@ class _OpenCalls:
         except RayError:
             self.failed.append((reference, member))
             await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up.append(reference)
+            raise
 
     def _end(self, reference: Any) -> None:
         self._ended = True
-        self.pending.pop(reference, None)
+        self.pending.discard(reference)
+        with suppress(ValueError):
+            self.given_up.remove(reference)
+
+    def has_given_up(self) -> bool:
+        """Return whether a call is open whose coroutine was cancelled."""
+        return any(reference in self.pending for reference in [*self.given_up])
 
     def has_moved(self) -> bool:
         """Return whether a call has ended since the last `has_moved`, or no call is open."""
@@ -157,7 +167,7 @@ class RayCluster:
     ) -> None:
         self.ranks = config.ranks
         self.engines = len(specs)
-        self._engine_sequences = max((s.rollout.max_sequences for s in specs), default=1)
+        most = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
         self._groups: dict[RankKind, RankGroup] = {}
         self._ranks: list[Member] = []
@@ -165,7 +175,7 @@ class RayCluster:
         self._before: dict[str, NodeState] = {}
         self._readings: dict[str, Reading] = {}
         self._hangs = HangWatch(config.hang_timeout)
-        self._beside, self._engines_beside = _OpenCalls(), EpisodeEngines(self.engines)
+        self._asked, self._queue = _OpenCalls(), EngineQueue(self.engines, most)
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         self._homes: list[EngineHome] = []
@@ -246,7 +256,7 @@ class RayCluster:
         self._to_replace.clear()
         dead = [self._watches.pop(watch) for watch in ended]
         self._hangs.remove(dead)
-        self._beside.failed.clear()
+        self._asked.failed.clear()
         take_errors(ended)
         self._call_on_nodes(end_processes, dead)
         for member in dead:
@@ -304,80 +314,37 @@ class RayCluster:
         """Return an error that a rank of the actor has returned, with what is seen of the rank."""
         return self._actors.memory_error(rank, error)
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        """Yield (index, trajectories) of each request when its trajectories are complete."""
-        sequences, per_call = self._engine_sequences, self._responses_per_request
-        work = Dispatch(requests, self.engines, sequences, per_call)
-        calls: dict[Any, Member] = {}
-        open_calls: dict[Any, Call] = {}
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        """Send a request to an engine and return its trajectories; see `Cluster`."""
+        async with self._queue.serve(request, episode) as engine:
+            member = self._engines[engine]
+            reference = member.actor.call.remote("generate", request)
+            trajectories: list[Trajectory] = await self._asked.await_result(reference, member)
+        # All answers share the request's prompt instead of a copy each.
+        prompts = request.each_prompt()
+        return [replace(t, prompt=p) for t, p in zip(trajectories, prompts, strict=True)]
 
-        def ask() -> None:
-            for call in work.calls():
-                member = self._engines[call.engine]
-                reference = member.actor.call.remote("generate", call.request)
-                calls[reference], open_calls[reference] = member, call
-
-        ask()
-        for reference, answers in self._as_done("generate", calls):
-            call = open_calls.pop(reference)
-            all_answers = work.note_answers(call, answers)
-            ask()
-            if all_answers is not None:
-                yield call.place, all_answers
-
-    def converse(
-        self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
-    ) -> R:
-        """Run a coroutine in the loop and return its result; its requests go to the engines."""
-        calls = _OpenCalls()
-        with conversing(loop, talk(self._ask(EpisodeEngines(self.engines), calls))) as talking:
-            # Calls may outlast it: an engine still works on a call whose coroutine gave up.
-            self._watch_calls(lambda: not talking.done() or bool(calls.pending), calls)
-        return talking.result()
-
-    def _ask(self, engines: EpisodeEngines, calls: _OpenCalls) -> Ask:
-        async def ask(request: Request, episode: int) -> list[Trajectory]:
-            with engines.serve(episode, request) as engine:
-                member = self._engines[engine]
-                reference = member.actor.call.remote("generate", request)
-                trajectories: list[Trajectory] = await calls.await_result(reference, member)
-                # All answers share the request's prompt instead of a copy each.
-                return [
-                    replace(t, prompt=p)
-                    for t, p in zip(trajectories, request.each_prompt(), strict=True)
-                ]
-
-        return ask
-
-    def _watch_calls(self, goes_on: Callable[[], bool], calls: _OpenCalls) -> None:
-        """Watch members while calls go on that other threads wait for."""
+    def wait_for(self, future: Future[R]) -> R:
+        """Return the result of work in another thread; watch all members meanwhile."""
+        wait([future], _SOON_SECONDS)  # a look at the members takes longer
         with self._hangs.looking("generate") as look:
-            while goes_on():
-                first = look([*self._watches], calls.has_moved())
-                self._raise_failed(calls)
-                self._raise_failed(self._beside)
+            # An engine still works on a call whose coroutine gave up.
+            while not future.done() or self._asked.has_given_up():
+                first = look([*self._watches], self._asked.has_moved())
+                self._raise_failed(self._asked)
                 if isinstance(first, Hang):
                     raise self._hang_error(first)
                 if first is not None:
                     raise self._death_error(first)
+        return future.result()
 
     def _raise_failed(self, calls: _OpenCalls) -> None:
         if calls.failed:
             self._result(*calls.failed[0])
 
-    def keep_asking(self) -> Ask:
-        """Return a function that sends requests to the engines beside all further calls."""
-        return self._ask(self._engines_beside, self._beside)
-
-    def wait_for(self, future: Future[R]) -> R:
-        """Return the result of work in another thread; watch all members meanwhile."""
-        wait([future], _SOON_SECONDS)  # a look at the members takes longer
-        self._watch_calls(lambda: not future.done(), self._beside)
-        return future.result()
-
     def busy_seconds(self) -> list[float]:
-        """Return for each engine the seconds in which requests of `keep_asking` were open."""
-        return self._engines_beside.busy_seconds()
+        """Return for each engine the seconds so far in which it had requests."""
+        return self._queue.busy_seconds()
 
     @property
     def engines_near(self) -> bool:
@@ -413,7 +380,7 @@ class RayCluster:
         return received
 
     def responses_per_request(self) -> int:
-        """Return how many responses an engine wants in one call of `generate`."""
+        """Return how many responses engines want in one request, if prompts suffice."""
         return self._responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
@@ -542,7 +509,7 @@ class RayCluster:
     def _watches_beside(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
         """Return the watches and the calls beside whose failure ends a wait for these members."""
         if not self._engines_may_die or any(member in self._engines for member in busy):
-            return [*self._watches], self._beside
+            return [*self._watches], self._asked
         ranks = [w for w, member in self._watches.items() if member not in self._engines]
         return ranks, _OpenCalls()
 

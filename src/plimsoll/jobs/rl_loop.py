@@ -56,7 +56,6 @@ from plimsoll.rl.batch import (
     train_on,
     trajectory_metrics,
 )
-from plimsoll.rl.continuous import Continuous
 from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
@@ -104,10 +103,9 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     kinds = open_kinds(spec.config.environments)
     with open_rewards(spec.config.rewards, keeps_bad_numbers=True) as scorer:
         load = partial(load_prompt_data, check_reference=scorer.check_reference)
-        sample: Callable[..., Source] = Continuous.start if spec.engines.staleness else Live.start
 
         def open_source(work: RlWork) -> Source:
-            return Revived(work, Recorded(work, scorer, sample(work, scorer, kinds)))
+            return Revived(work, Recorded(work, scorer, Live.start(work, scorer, kinds)))
 
         _train(spec, planned, load, open_source)
 
@@ -416,7 +414,7 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
 
             def answering_to(key: str) -> Answering:
                 submit = _count_scored(scorer.of_held_out(key).submit, advance)
-                return Answering(submit, tell, environments, key)
+                return Answering(scorer.loop, submit, tell, environments, key)
 
             answered = answer_held_out(cluster, spec, held_out, answering_to)
     trajectories = [*chain.from_iterable(answered.values())]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from asyncio import wrap_future
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from asyncio import AbstractEventLoop, wrap_future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, converse
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.config.run import RlBatch
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
-from plimsoll.rl.episodes import Environments, Submit, play_groups
+from plimsoll.reward.source import side_by_side
+from plimsoll.rl.episodes import EPISODES, Asking, Environments, Floor, Submit, play_groups
 from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
 from plimsoll.run.counting import plural
-from plimsoll.sampler.protocol import Ask, Request, derive_seeds
+from plimsoll.sampler.protocol import Request, derive_seeds
 
 _KEY = "batch.max_failed_groups"
 
@@ -86,6 +86,7 @@ class Answering:
     """How prompts are answered and responses are scored.
 
     Attributes:
+        loop: the event loop in which prompts are answered.
         submit: begins to score responses.
         note: shows a line while the run goes on.
         environments: the environments that play episodes; None: each response stands alone.
@@ -93,6 +94,7 @@ class Answering:
         journal: keeps the scored responses of each request, and has those of before a crash.
     """
 
+    loop: AbstractEventLoop
     submit: Submit
     note: Note
     environments: Environments | None = None
@@ -131,59 +133,51 @@ def answers(
     is called for each reward or environment that fails; if it raises, the sampling ends at once.
     Each prompt makes a group; groups are numbered from `first_group` in the prompts' order.
     """
+    asking = Asking(cluster.ask, responses, sampling, answering.submit, on_failure)
     journal = answering.journal.within(seed, responses, sampling.temperature)
+    together = cluster.responses_per_request()
     if answering.environments is not None:
-        scored = play_groups(
-            *(cluster, answering.environments, prompts, responses, sampling, seed),
-            *(answering.submit, on_failure, answering.source, first_group, journal),
-        )
-        return _join(scored)
-    size = max(1, cluster.responses_per_request() // responses)
-    parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-    seeds = derive_seeds(seed, len(parts))
-    requests = [
-        Request(part, responses, sampling, request_seed, limits=_limits(part, sampling))
-        for part, request_seed in zip(parts, seeds, strict=True)
-    ]
-    kept = [journal.within(i).find([*r.each_prompt()]) for i, r in enumerate(requests)]
-    asked = [place for place, found in enumerate(kept) if found is None]
-    futures: dict[int, Future[Scored]] = {}
-    try:
-        for number, done in cluster.generate([requests[place] for place in asked]):
-            place = asked[number]
-            first = first_group + place * size
-            numbered = [replace(t, group=first + i // responses) for i, t in enumerate(done)]
-            futures[place] = answering.submit(numbered, on_failure)
-            futures[place].add_done_callback(journal.within(place).keep_result)
-            _raise_first(future for future in futures.values() if future.done())
-        _raise_first(wait(futures.values(), return_when=FIRST_EXCEPTION).done)
-        scored = [found or futures[place].result() for place, found in enumerate(kept)]
-    except BaseException:  # Ctrl-C, too
-        for future in futures.values():
-            future.cancel()
-        raise
-    return _join(scored)
+        floor = Floor(answering.environments, asking, answering.source)
+        groups = play_groups(floor, prompts, seed, first_group, together, journal)
+    else:
+        groups = _answer_parts(asking, prompts, seed, first_group, together, journal)
+    return _join(converse(cluster, answering.loop, groups))
 
 
-async def answer_group(
-    ask: Ask,
-    prompt: Prompt,
-    responses: int,
-    sampling: SamplingConfig,
+async def _answer_parts(
+    asking: Asking,
+    prompts: Sequence[Prompt],
     seed: int,
-    submit: Submit,
-    on_failure: OnFailure,
-    group: int,
+    first_group: int,
+    together: int,
+    journal: GroupJournal,
+) -> list[Scored]:
+    """Answer prompts in requests of about `together` responses; return each request's groups."""
+    size = max(1, together // asking.responses)
+    firsts = range(0, len(prompts), size)
+    seeds = derive_seeds(seed, len(firsts))
+    return await side_by_side(
+        answer(asking, prompts[i : i + size], seeds[n], first_group + i, journal.within(n))
+        for n, i in enumerate(firsts)
+    )
+
+
+async def answer(
+    asking: Asking, prompts: Sequence[Prompt], seed: int, group: int, journal: GroupJournal
 ) -> Scored:
-    """Return `responses` scored trajectories of one prompt, which stand alone, as a group."""
-    request = Request((prompt,), responses, sampling, seed, limits=_limits((prompt,), sampling))
-    sampled = [replace(t, group=group) for t in await ask(request, group)]
-    return await wrap_future(submit(sampled, on_failure))
+    """Return the scored trajectories of a request, whose groups are numbered from `group`.
 
-
-def _raise_first(ended: Iterable[Future[Scored]]) -> None:
-    for future in ended:
-        future.result()
+    Those of the journal are not sampled again.
+    """
+    limits = _limits(prompts, asking.sampling)
+    request = Request(tuple(prompts), asking.responses, asking.sampling, seed, limits)
+    if (found := journal.find(request.each_prompt())) is not None:
+        return found
+    sampled = await asking.ask(request, next(EPISODES))
+    numbered = [replace(t, group=group + i // asking.responses) for i, t in enumerate(sampled)]
+    scored = await wrap_future(asking.submit(numbered, asking.on_failure))
+    journal.keep(scored)
+    return scored
 
 
 def _join(scored: Sequence[Scored]) -> Answers:

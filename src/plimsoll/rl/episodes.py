@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 
-from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
@@ -106,6 +105,8 @@ class Rounds:
 Submit = Callable[[Sequence[Trajectory], OnFailure], Future[Scored]]
 """A function that begins to score; see `Scorer.submit`."""
 
+EPISODES = count()
+"""The numbers of episodes; those of a process are all different."""
 _ATTEMPT = 7_919
 """The difference between the seeds of two tries of an episode."""
 
@@ -133,14 +134,12 @@ class Environments:
         at_once: the most episodes in flight.
         kept: whether the journal keeps an episode when it ends, not only with its scored group. It
             has no objects there, which some rewards read.
-        loop: the event loop in which they are played.
         places: limits the episodes in flight, of training and of evaluations together.
     """
 
     players: Mapping[str, Player]
     at_once: int
     kept: bool
-    loop: asyncio.AbstractEventLoop
     places: asyncio.Semaphore
 
     def player_of(self, prompt: Prompt) -> Player:
@@ -151,91 +150,82 @@ class Environments:
 
 
 @dataclass(frozen=True)
+class Asking:
+    """How engines are asked, and what becomes of their answers.
+
+    Attributes:
+        ask: asks an engine.
+        responses: the number of responses to each prompt.
+        sampling: how they are sampled.
+        submit: begins to score responses.
+        on_failure: called for each environment or reward that fails.
+    """
+
+    ask: Ask
+    responses: int
+    sampling: SamplingConfig
+    submit: Submit
+    on_failure: OnFailure
+
+
+@dataclass(frozen=True)
 class Floor:
     """What the episodes in flight share.
 
     Attributes:
         environments: the environments of the run.
-        ask: asks an engine.
-        sampling: how turns are sampled.
-        responses: the number of episodes in a group.
-        submit: begins to score a group.
-        on_failure: called for each environment or reward that fails.
+        asking: asks engines, and scores each group; its responses are episodes.
         source: the config key of the prompts, for messages.
         end: a function to call when an episode has ended.
     """
 
     environments: Environments
-    ask: Ask
-    sampling: SamplingConfig
-    responses: int
-    submit: Submit
-    on_failure: OnFailure
+    asking: Asking
     source: str
     end: Callable[[], None] = lambda: None
 
 
-def play_groups(
-    cluster: Cluster,
-    environments: Environments,
+async def play_groups(
+    floor: Floor,
     prompts: Sequence[Prompt],
-    responses: int,
-    sampling: SamplingConfig,
     seed: int,
-    submit: Submit,
-    on_failure: OnFailure,
-    source: str,
     first_group: int,
+    together: int,
     journal: GroupJournal,
 ) -> list[Scored]:
-    """Play `responses` episodes of each prompt, and return each group with its rewards.
+    """Play the episodes of all prompts, and return each group with its rewards.
 
     A group is scored when its last episode has ended. If one of its episodes failed, the group is
     not scored, and its failures are returned instead. Groups are numbered in the order of the
-    prompts, from `first_group`. `on_failure` is called for each environment or reward that fails;
-    if it raises, all episodes end. Groups of the journal are not played again, unless turns are
-    sampled in rounds: what is sampled together there depends on all episodes.
+    prompts, from `first_group`. Engines want `together` responses in one request: if that is more
+    than one, turns are sampled in rounds. Groups of the journal are not played again, unless turns
+    are sampled in rounds: what is sampled together there depends on all episodes.
     """
-    seeds = derive_seeds(seed, len(prompts))
-    together = cluster.responses_per_request()
-
-    async def talk(ask: Ask) -> list[Scored]:
-        at_once = environments.at_once
-        rounds = Rounds(ask, together, seed, len(prompts) * responses, at_once)
-        floor = Floor(
-            environments,
-            rounds.ask if together > 1 else ask,
-            sampling,
-            responses,
-            submit,
-            on_failure,
-            source,
-            rounds.end,
+    if together > 1:
+        journal, asking = NO_JOURNAL, floor.asking
+        episodes, places = len(prompts) * asking.responses, floor.environments.at_once
+        rounds = Rounds(asking.ask, together, seed, episodes, places)
+        floor = replace(floor, asking=replace(asking, ask=rounds.ask), end=rounds.end)
+    return await side_by_side(
+        play_group(floor, prompt, prompt_seed, first_group + i, journal.within(i))
+        for i, (prompt, prompt_seed) in enumerate(
+            zip(prompts, derive_seeds(seed, len(prompts)), strict=True)
         )
-
-        async def play(i: int) -> Scored:
-            group = NO_JOURNAL if together > 1 else journal.within(i)
-            if (found := group.find([prompts[i]] * responses)) is not None:
-                return found
-            numbers = first_group + i, i * responses
-            scored = await play_group(floor, prompts[i], seeds[i], *numbers, group)
-            group.keep(scored)
-            return scored
-
-        return await side_by_side(map(play, range(len(prompts))))
-
-    return cluster.converse(environments.loop, talk)
+    )
 
 
 async def play_group(
-    floor: Floor, prompt: Prompt, seed: int, group: int, first_episode: int, journal: GroupJournal
+    floor: Floor, prompt: Prompt, seed: int, group: int, journal: GroupJournal
 ) -> Scored:
     """Play the episodes of a prompt as a group with this number; return it with its rewards.
 
-    Its failures are returned instead if one of the episodes failed. Episodes are numbered from
-    `first_episode`; those of the journal are not played again.
+    Its failures are returned instead if one of the episodes failed. If the journal has the group,
+    or some of its episodes, they are not played again.
     """
-    journal = journal if floor.environments.kept else NO_JOURNAL
+    asking = floor.asking
+    if (found := journal.find([prompt] * asking.responses)) is not None:
+        return found
+    of_episodes = journal if floor.environments.kept else NO_JOURNAL
     rules = floor.environments.player_of(prompt).rules
     failures: list[RewardFailure] = []
 
@@ -243,24 +233,18 @@ async def play_group(
         failure = _failure(outcome, prompt, group, rules, floor.source, tries_left)
         if tries_left == 0:
             failures.append(failure)
-        floor.on_failure(failure)
+        asking.on_failure(failure)
 
     episodes = await side_by_side(
-        _episode(
-            floor,
-            prompt,
-            seed,
-            number,
-            first_episode + number,
-            note_failure,
-            journal.within(number),
-        )
-        for number in range(floor.responses)
+        _episode(floor, prompt, seed, number, note_failure, of_episodes.within(number))
+        for number in range(asking.responses)
     )
     played = [replace(t, group=group) for t in episodes if t is not None]
     if failures:
         return Scored((), tuple(failures))
-    return await asyncio.wrap_future(floor.submit(played, floor.on_failure))
+    scored = await asyncio.wrap_future(asking.submit(played, asking.on_failure))
+    journal.keep(scored)
+    return scored
 
 
 async def _episode(
@@ -268,7 +252,6 @@ async def _episode(
     prompt: Prompt,
     seed: int,
     number: int,
-    place: int,
     note_failure: Callable[[Failed, int], None],
     journal: GroupJournal,
 ) -> Trajectory | None:
@@ -282,7 +265,6 @@ async def _episode(
         prompt: the prompt to begin with.
         seed: the seed of the group.
         number: the number of the episode in its group.
-        place: the number of the episode among all episodes.
         note_failure: called after each failed try, with the number of tries that are left.
         journal: has the episode if it ended before a crash.
     """
@@ -290,9 +272,10 @@ async def _episode(
         floor.end()
         return found
     player = floor.environments.player_of(prompt)
-    retries = player.rules.config.retries
+    retries, episode, asking = player.rules.config.retries, next(EPISODES), floor.asking
     for attempt in range(1 + retries):
-        policy = EpisodePolicy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
+        own_seed = seed + number + attempt * _ATTEMPT
+        policy = EpisodePolicy(asking.ask, episode, asking.sampling, own_seed)
         async with floor.environments.places:
             try:
                 trajectory = await player.play(prompt, seed, number, policy)

@@ -31,7 +31,7 @@ class Experience:
 
 
 class Source(Protocol):
-    """A source of trajectories: engines that sample (live.py, continuous.py), or a stored run.
+    """A source of trajectories: engines that sample (live.py), or a stored run.
 
     The methods that have a body here are right for a run without engines.
     """

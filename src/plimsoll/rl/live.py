@@ -1,4 +1,4 @@
-"""Sample trajectories with the run's engines, which have the weights of the step before."""
+"""Sample trajectories with the run's engines, which have the weights of an earlier step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
+from plimsoll.rl.ahead import SampledAhead
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.environments import EnvironmentKinds, set_up
 from plimsoll.rl.episodes import Environments
@@ -25,17 +26,22 @@ from plimsoll.sampler.sync import WeightSync, sync_weights
 class Live(Source):
     """A `Source` that samples with engines.
 
+    With a `rollout.staleness` of 0 engines and ranks take turns. Else engines sample further groups
+    while the ranks train.
+
     Attributes:
         work: the open job.
         scorer: scores responses.
         environments: the environments that play episodes; None: each response stands alone.
         sync: sends new weights to the engines.
+        ahead: the groups that are sampled while the ranks train; None: they take turns.
     """
 
     work: RlWork
     scorer: Scorer
     environments: Environments | None
     sync: WeightSync
+    ahead: SampledAhead | None
 
     @classmethod
     def start(cls, work: RlWork, scorer: Scorer, kinds: EnvironmentKinds) -> Live:
@@ -45,7 +51,9 @@ class Live(Source):
             make_room(work.cluster, work.spec)  # of what loading needed
             sync = first_sync(work.cluster, work.spec, work.data)
             leave_cards(work.cluster, work.spec)
-        return cls(work, scorer, environments, sync)
+        staleness = work.spec.config.rollout.staleness
+        ahead = SampledAhead(work, scorer, environments) if staleness else None
+        return cls(work, scorer, environments, sync, ahead)
 
     def begin(self, state: RunState) -> None:
         """Restore the rewards' statistics, and send a resumed run's weights to the engines.
@@ -70,16 +78,22 @@ class Live(Source):
     def draw(self, state: RunState) -> Experience:
         """Sample and score the trajectories of the step after `state`, and return them."""
         work, cluster = self.work, self.work.cluster
-        sampled = sample_step(work, self.scorer, self.environments, state)
+        if self.ahead is None:
+            sampled = sample_step(work, self.scorer, self.environments, state)
+        else:
+            with work.session.phase("rollout", cluster):
+                sampled = normalize_rewards(self.ahead.draw(state), self.scorer)
         trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
-            turn_to_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
+            if self.ahead is None:
+                turn_to_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
             if work.config.batch.dynamic_sampling is None:  # else each round was scored by itself
                 trajectories = score_by_models(trajectories, work.spec, cluster)
             if greedy:
                 greedy = score_by_models(greedy, work.spec, cluster)
         baselines = {t.group: t.reward for t in greedy}
-        return Experience(trajectories, baselines, sampled.prompts, sampled.metrics)
+        drawn = sampled.prompts, sampled.metrics, sampled.unlearned
+        return Experience(trajectories, baselines, *drawn)
 
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the engines; return the transfer's metrics (`sync/<name>`)."""
@@ -87,6 +101,8 @@ class Live(Source):
             make_room(self.work.cluster, self.work.spec)
             proved = sync_weights(self.sync, step)
             leave_cards(self.work.cluster, self.work.spec)
+        if self.ahead is not None:
+            self.ahead.renew(step)
         return {
             "sync/logprob_gap": proved.gap,
             "sync/rounding": proved.rounding,
@@ -96,6 +112,7 @@ class Live(Source):
 
     def revive(self, version: int) -> list[str]:
         """Start dead engines again, and give them the ranks' weights, which are of `version`."""
+        self.close()
         work = self.work
         with work.session.phase("load", work.cluster):
             make_room(work.cluster, work.spec)
@@ -113,7 +130,9 @@ class Live(Source):
         def answering_to(key: str) -> Answering:
             submit = progress.count_calls(self.scorer.of_held_out(key).submit)
             journal = GroupJournal(work.session.journal, ("held out", step, key))
-            return Answering(submit, progress.note, self.environments, key, journal)
+            return Answering(
+                self.scorer.loop, submit, progress.note, self.environments, key, journal
+            )
 
         with work.session.phase("eval", work.cluster):
             return evaluate(work.cluster, work.spec, work.data.held_out, answering_to)
@@ -121,6 +140,11 @@ class Live(Source):
     def rewards(self) -> dict[str, dict[str, float]]:
         """Return the running statistics of rewards."""
         return self.scorer.state()
+
+    def close(self) -> None:
+        """Cancel the groups that are sampled ahead."""
+        if self.ahead is not None:
+            self.ahead.end()
 
 
 def sample_step(
@@ -137,6 +161,7 @@ def sample_step(
     with work.session.phase("rollout", work.cluster):
         progress = work.session.progress
         answering = Answering(
+            scorer.loop,
             progress.count_calls(scorer.submit),
             progress.note,
             environments,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -36,12 +37,29 @@ class Sampled:
         greedy: the greedy response to each group's prompt; empty if the advantage needs none.
         prompts: the number of prompts that were drawn from the data.
         metrics: metrics of the sampling, by name.
+        unlearned: see `RunState`.
     """
 
     trajectories: list[Trajectory]
     greedy: list[Trajectory]
     prompts: int
     metrics: Mapping[str, float]
+    unlearned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The groups that a step learns from, and what was looked at for them.
+
+    Attributes:
+        groups: the trajectories of each group, by the groups' numbers.
+        drawn: the number of groups that were asked for.
+        idle: the number of groups that teach nothing.
+    """
+
+    groups: list[Sequence[Trajectory]]
+    drawn: int
+    idle: int
 
 
 def normalize_rewards(sampled: Sampled, scorer: Scorer) -> Sampled:
@@ -64,16 +82,13 @@ def sample(
     """Return the scored groups of responses that a step learns from.
 
     Groups whose reward or environment failed are replaced: further prompts are drawn, in order.
-    With dynamic sampling, groups that teach nothing (see `teaches`) are replaced too, until the
-    step has drawn the most prompts allowed; groups that teach nothing then fill the step up.
 
     Metrics: `groups/drawn`, the number of groups sampled; `groups/idle`, the share of them that
     teach nothing; `groups/failed`, the number of groups that were replaced because of a failure.
 
     Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
-    batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
-    sampling = spec.config.rollout.sampling
+    sampling, failed = spec.config.rollout.sampling, FailedGroups(answering.note, spec.config.batch)
 
     def ask(
         prompts: Sequence[Prompt],
@@ -85,28 +100,63 @@ def sample(
         arguments = (prompts, responses, sampling, _seed(spec, step, first), answering, on_failure)
         return answers(cluster, *arguments, first_group=first)
 
-    kept: list[list[Trajectory]] = []
-    idle: list[list[Trajectory]] = []
-    failed = FailedGroups(answering.note, batch)
     drawn = 0
-    while count := next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
-        scored = ask(draw(drawn, count), batch.responses, sampling, drawn, failed)
-        if dynamic is not None:  # else all are scored once engines sleep
-            trajectories = score_by_models(scored.trajectories, spec, cluster)
-            scored = replace(scored, trajectories=trajectories)
-        for group in scored.whole_groups():
-            (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
-        drawn += count
-    groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
+
+    def take(count: int) -> list[list[Trajectory]]:
+        nonlocal drawn
+        first, drawn = drawn, drawn + count
+        prompts, responses = draw(first, count), spec.config.batch.responses
+        return ask(prompts, responses, sampling, first, failed).whole_groups()
+
+    taken = collect(spec, cluster, take)
     greedy: list[Trajectory] = []
     if "greedy_S" in advantage_needs(spec.config.algorithm.advantage):
         coldest = sampling.model_copy(update={"temperature": 0.0})
-        prompts = [group[0].prompt for group in groups]
+        prompts = [group[0].prompt for group in taken.groups]
         replies = ask(prompts, 1, coldest, 0, FailedGroups(answering.note)).trajectories
-        greedy = [replace(t, group=g[0].group) for t, g in zip(replies, groups, strict=True)]
-    metrics = {"groups/drawn": drawn, "groups/idle": len(idle) / drawn}
-    trajectories = [t for group in groups for t in group]
-    return Sampled(trajectories, greedy, drawn, metrics | {"groups/failed": len(failed)})
+        pairs = zip(replies, taken.groups, strict=True)
+        greedy = [replace(t, group=group[0].group) for t, group in pairs]
+    metrics = {"groups/drawn": taken.drawn, "groups/idle": taken.idle / taken.drawn}
+    trajectories = [t for group in taken.groups for t in group]
+    return Sampled(trajectories, greedy, taken.drawn, metrics | {"groups/failed": len(failed)})
+
+
+def collect(
+    spec: RunSpec[RlConfig],
+    cluster: Cluster,
+    take: Callable[[int], Sequence[Sequence[Trajectory]]],
+    set_aside: Callable[[int], object] = lambda idle: None,
+) -> Taken:
+    """Take groups until a step has those that it learns from.
+
+    With dynamic sampling, groups that teach nothing (see `teaches`) are replaced, until the step
+    has drawn the most prompts allowed; groups that teach nothing then fill the step up. Reward
+    models score each round there; else they score when engines sleep.
+
+    Args:
+        spec: the run.
+        cluster: has the reward models.
+        take: returns that many further groups, or fewer if some failed.
+        set_aside: told how many of the groups of a round teach nothing.
+    """
+    batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
+    kept: list[Sequence[Trajectory]] = []
+    idle: list[Sequence[Trajectory]] = []
+    drawn = 0
+    while count := next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
+        drawn += count
+        groups = take(count)
+        if dynamic is None:
+            kept += groups
+            continue
+        scored = iter(score_by_models([t for group in groups for t in group], spec, cluster))
+        groups = [[*islice(scored, len(group))] for group in groups]
+        teaching = [group for group in groups if teaches(group, dynamic)]
+        kept += teaching
+        idle += [group for group in groups if not teaches(group, dynamic)]
+        set_aside(len(groups) - len(teaching))
+    first = [*kept, *idle][: batch.prompts]
+    return Taken(sorted(first, key=lambda group: group[0].group), drawn, len(idle))
 
 
 def next_count(

@@ -71,8 +71,6 @@ class Request:
             engine's arithmetic is.
         limits: the longest response to each prompt, in tokens of 1 or more, where that is less than
             `sampling.max_new_tokens`; None: no prompt has a limit of its own.
-        first: the number of the first response to each prompt; each is sampled with the seed of its
-            number.
     """
 
     prompts: tuple[Prompt, ...]
@@ -80,7 +78,6 @@ class Request:
     sampling: SamplingConfig
     seed: int
     limits: tuple[int, ...] | None = None
-    first: int = 0
 
     def __post_init__(self) -> None:
         if self.limits is not None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.dispatch import Call, Dispatch, EpisodeEngines
+from plimsoll.cluster.dispatch import EngineQueue
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.records import Prompt
 from plimsoll.sampler.protocol import Request
 
 
@@ -22,124 +21,111 @@ def request(number: int, prompts: int = 1, responses: int = 1) -> Request:
     return Request(asked, responses, SamplingConfig(), seed=number)
 
 
-def answers(call: Call) -> list[Trajectory]:
-    """With the seed and the number that an engine goes by as its tokens."""
-    asked = call.request
-    return [
-        answer(prompt, asked.first + number, seed + asked.first + number)
-        for prompt, seed in zip(asked.prompts, asked.seeds(), strict=True)
-        for number in range(asked.responses)
-    ]
-
-
-def answer(prompt: Prompt, number: int, seed: int) -> Trajectory:
-    logprobs = np.zeros(1, dtype=np.float32)
-    copied = Prompt(prompt.index, prompt.tokens.copy(), prompt.text)  # as from another process
-    return single_turn(copied, number, np.array([seed]), logprobs, "", "stop", 0)
-
-
 @dataclass
 class Course:
-    """What came of a run of requests: whole requests by their places, calls in their order, the
-    most that an engine ever owed, and when all was done."""
+    """What came of requests that were made all at once.
 
-    whole: dict[int, list[Trajectory]]
-    calls: list[Call]
-    most: int
-    end: float
+    begun: the engine of each request, in the order in which they began; owed, most: the responses
+    that each engine owes, and the most that any ever owed; end: when all was done, in steps.
+    """
+
+    begun: dict[int, int] = field(default_factory=dict)
+    owed: list[int] = field(default_factory=list)
+    most: int = 0
+    end: int = 0
 
 
-def run(work: Dispatch, durations: Sequence[float], speeds: Sequence[float] = (1, 1, 1)) -> Course:
-    """Engines work on all that they are asked for at once; a call takes as long as the next of the
-    durations, divided by the engine's speed."""
-    course, now, running = Course({}, [], 0, 0.0), 0.0, list[tuple[float, int, Call]]()
-    while True:
-        for call in work.calls():
-            lasts = durations[len(course.calls) % len(durations)] / speeds[call.engine]
-            heapq.heappush(running, (now + lasts, len(course.calls), call))
-            course.calls.append(call)
-            owed = sum(c.responses for _, _, c in running if c.engine == call.engine)
-            course.most = max(course.most, owed)
-        if not running:
-            course.end = now
-            return course
-        now, _, call = heapq.heappop(running)
-        whole = work.note_answers(call, answers(call))
-        if whole is not None:
-            assert call.place not in course.whole
-            course.whole[call.place] = whole
+async def run(
+    requests: Sequence[Request], engines: int, at_once: int, steps: Sequence[int], slow: int = 1
+) -> Course:
+    """Each request takes as many steps of the loop as the next of `steps`; in engine 0, `slow`
+    times as many."""
+    queue, course = EngineQueue(engines, at_once), Course(owed=[0] * engines)
+
+    async def serve(place: int) -> None:
+        async with queue.serve(requests[place], place) as engine:
+            course.begun[place] = engine
+            responses = len(requests[place].prompts) * requests[place].responses
+            course.owed[engine] += responses
+            course.most = max(course.most, course.owed[engine])
+            for _ in range(steps[place % len(steps)] * (1 if engine else slow)):
+                await asyncio.sleep(0)
+                course.end += 1
+            course.owed[engine] -= responses
+
+    async with asyncio.TaskGroup() as group:
+        for place in range(len(requests)):
+            group.create_task(serve(place))
+    return course
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), max_size=12),
     st.integers(1, 3),
     st.integers(1, 9),
-    st.sampled_from([1, 16]),
-    st.lists(st.floats(0.1, 9), min_size=1, max_size=9),
+    st.lists(st.integers(0, 9), min_size=1, max_size=9),
 )
-def test_every_request_is_answered_once_in_order_with_seeds_of_its_own(
-    sizes: list[tuple[int, int]], engines: int, at_once: int, per_call: int, times: list[float]
+def test_requests_begin_in_order_and_no_engine_owes_more_than_one_too_many(
+    sizes: list[tuple[int, int]], engines: int, at_once: int, steps: list[int]
 ) -> None:
     requests = [request(i, *size) for i, size in enumerate(sizes)]
-    course = run(Dispatch(requests, engines, at_once, per_call), times)
-    assert sorted(course.whole) == list(range(len(requests)))
-    for place, asked in enumerate(requests):
-        [expected] = [answers(Call(place, 0, asked))]
-        found = course.whole[place]
-        assert [t.sample_index for t in found] == [t.sample_index for t in expected]
-        assert [t.response_tokens[0] for t in found] == [t.response_tokens[0] for t in expected]
-        prompts = [prompt for prompt in asked.prompts for _ in range(asked.responses)]
-        assert all(t.prompt is prompt for t, prompt in zip(found, prompts, strict=True))
-        assert len({c.engine for c in course.calls if c.place == place}) == 1
-    assert [c.place for c in course.calls] == sorted(c.place for c in course.calls)
+    course = asyncio.run(run(requests, engines, at_once, steps))
+    assert list(course.begun) == list(range(len(requests)))
     assert course.most <= at_once + max((p * n for p, n in sizes), default=0)
-
-
-@pytest.mark.parametrize(("per_call", "calls"), [(1, 4), (2, 1)])
-def test_responses_come_one_by_one_where_the_engine_takes_them_so(
-    per_call: int, calls: int
-) -> None:
-    work = Dispatch([request(7, responses=4)], 1, 16, per_call)
-    asked = list(work.calls())
-    assert [c.request.first for c in asked] == list(range(calls))
-    assert all(c.request.seed == 7 and c.request.responses == 4 // calls for c in asked)
-    *early, last = reversed(asked)
-    assert all(work.note_answers(call, answers(call)) is None for call in early)
-    assert len(work.note_answers(last, answers(last)) or []) == 4
+    assert course.owed == [0] * engines
 
 
 def test_the_next_request_goes_where_the_fewest_responses_are_owed() -> None:
-    work = Dispatch([request(i, responses=2) for i in range(6)], 2, 2, 1)
-    first = list(work.calls())
-    assert [(c.place, c.engine) for c in first[::2]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
-    done = [c for c in first if c.engine == 1][:3]
-    assert [work.note_answers(call, answers(call)) is not None for call in done] == [
-        False,
-        True,
-        False,
-    ]
-    assert [(c.place, c.engine) for c in work.calls()] == [(4, 1)] * 2
+    steps = [9, 1, 9, 9, 9, 9]
+    course = asyncio.run(run([request(i, responses=2) for i in range(6)], 2, 2, steps))
+    assert [course.begun[place] for place in range(5)] == [0, 1, 0, 1, 1]
 
 
 def test_nobody_waits_for_the_slowest() -> None:
-    """Half of 40 requests would last 40 s in the slow engine, which takes two at a time in 4 s."""
-    work = Dispatch([request(i) for i in range(40)], 2, 1, 1)
-    course = run(work, [1.0], speeds=(0.25, 1))
-    slow = sum(call.engine == 0 for call in course.calls)
-    assert slow < 12 and course.end <= 20
+    course = asyncio.run(run([request(i) for i in range(40)], 2, 1, [4], slow=4))
+    assert 8 <= sum(engine == 0 for engine in course.begun.values()) < 12
+
+
+def test_requests_that_are_given_up_let_the_next_begin() -> None:
+    async def talk() -> list[int]:
+        queue, begun = EngineQueue(1, 0), list[int]()
+
+        async def serve(place: int) -> None:
+            async with queue.serve(request(place), place):
+                begun.append(place)
+                await asyncio.sleep(3600)
+
+        tasks = [asyncio.create_task(serve(place)) for place in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()  # it waits
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # it is served
+        tasks[2].cancel()  # it is about to be
+        for _ in range(3):
+            await asyncio.sleep(0)
+        tasks[3].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return begun
+
+    assert asyncio.run(talk()) == [0, 3]
 
 
 def test_engines_keep_their_episodes_and_are_busy_while_they_owe_an_answer() -> None:
     now = 0.0
-    engines = EpisodeEngines(2, lambda: now)
-    with engines.serve(0, request(0)) as first:
-        now = 2.0
-        with engines.serve(1, request(1)) as second, engines.serve(0, request(2)) as again:
-            assert (first, second, again) == (0, 1, 0)
-            now = 3.0
-            assert engines.busy_seconds() == [3.0, 1.0]
-        now = 5.0
-    now = 9.0
-    assert engines.busy_seconds() == [5.0, 1.0]
-    with engines.serve(1, request(3)) as later:
-        assert later == 1
+
+    async def talk() -> None:
+        nonlocal now
+        queue = EngineQueue(2, 16, lambda: now)
+        async with queue.serve(request(0), 0) as first:
+            now = 2.0
+            async with queue.serve(request(1), 1) as second, queue.serve(request(2), 0) as again:
+                assert (first, second, again) == (0, 1, 0)
+                now = 3.0
+                assert queue.busy_seconds() == [3.0, 1.0]
+            now = 5.0
+        now = 9.0
+        assert queue.busy_seconds() == [5.0, 1.0]
+        async with queue.serve(request(3), 1) as later:
+            assert later == 1
+
+    asyncio.run(talk())

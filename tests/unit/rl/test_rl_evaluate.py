@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from background_loop import LOOP
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,17 +43,16 @@ class PlainCluster:
     def responses_per_request(self) -> int:
         return 3
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        self.requests += requests
-        for place, request in enumerate(requests):
-            yield (
-                place,
-                [
-                    answer(prompt, j, prompt.text.split()[j])
-                    for prompt in request.prompts
-                    for j in range(request.responses)
-                ],
-            )
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        self.requests.append(request)
+        return [
+            answer(prompt, j, prompt.text.split()[j])
+            for prompt in request.prompts
+            for j in range(request.responses)
+        ]
+
+    def wait_for(self, future: Future[Any]) -> Any:
+        return future.result()
 
 
 def answer(prompt: Prompt, number: int, text: str) -> Trajectory:
@@ -87,7 +87,7 @@ def answering_to(key: str) -> Answering:
         future.set_result(Scored(tuple(map(scored, trajectories)), ()))
         return future
 
-    return Answering(submit, print)
+    return Answering(LOOP, submit, print)
 
 
 def scored(trajectory: Trajectory) -> Trajectory:
@@ -182,7 +182,7 @@ def test_a_reward_that_fails_for_held_out_prompts_stops_the_run() -> None:
             )
             raise AssertionError("the first failure ends the evaluation")
 
-        return Answering(submit, print)
+        return Answering(LOOP, submit, print)
 
     with pytest.raises(PlimsollError, match=r"at row 0 of data\.eval"):
         evaluate(cast(Cluster, PlainCluster()), config(ROWS), {"data.eval": asked("1")}, failing)

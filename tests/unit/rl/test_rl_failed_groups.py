@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -65,13 +66,12 @@ class PlainCluster:
     def responses_per_request(self) -> int:
         return self.per_request
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        for place, request in enumerate(requests):
-            self.generated += 1
-            yield (
-                place,
-                [response(p, i) for p in request.prompts for i in range(request.responses)],
-            )
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        self.generated += 1
+        return [response(p, i) for p in request.prompts for i in range(request.responses)]
+
+    def wait_for(self, future: Future[Any]) -> Any:
+        return future.result()
 
 
 def response(prompt: Prompt, number: int) -> Trajectory:
@@ -110,7 +110,7 @@ def sampled(
     spec = spec_of(RlConfig.model_validate(values))
     with open_rewards(spec.config.rewards) as scorer:
         cluster = cast(Cluster, PlainCluster(per_request))
-        return sample(cluster, spec, drawn, 1, Answering(scorer.submit, note))
+        return sample(cluster, spec, drawn, 1, Answering(scorer.loop, scorer.submit, note))
 
 
 @pytest.mark.parametrize("per_request", [1, PROMPTS * RESPONSES])

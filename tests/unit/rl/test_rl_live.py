@@ -23,7 +23,7 @@ def watched(calls: list[str]) -> Any:
 
 
 def shared(depth: str, placement: str = "shared") -> Any:
-    rollout = SimpleNamespace(placement=placement)
+    rollout = SimpleNamespace(placement=placement, staleness=0)
     return SimpleNamespace(config=SimpleNamespace(rollout=rollout), rank_sleep=depth)
 
 

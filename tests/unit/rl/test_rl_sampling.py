@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from background_loop import LOOP
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,18 +37,17 @@ class PlainCluster:
     def responses_per_request(self) -> int:
         return self.at_once
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        self.requests += requests
-        for place in reversed(range(len(requests))):
-            request = requests[place]
-            yield (
-                place,
-                [
-                    answer(prompt, number, seed)
-                    for prompt, seed in zip(request.prompts, request.seeds(), strict=True)
-                    for number in range(request.responses)
-                ],
-            )
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        self.requests.append(request)
+        await asyncio.sleep(0.01 / len(self.requests))
+        return [
+            answer(prompt, number, seed)
+            for prompt, seed in zip(request.prompts, request.seeds(), strict=True)
+            for number in range(request.responses)
+        ]
+
+    def wait_for(self, future: Future[Any]) -> Any:
+        return future.result()
 
 
 def answer(prompt: Prompt, number: int, seed: int) -> Trajectory:
@@ -124,7 +125,9 @@ def drawn_from(asked: Sequence[Prompt]) -> Draw:
 
 def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:
     spec = config(responses, prompts=len(asked))
-    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, Answering(submit, print))
+    found = sample(
+        cast(Cluster, cluster), spec, drawn_from(asked), step, Answering(LOOP, submit, print)
+    )
     assert found.greedy == [] and found.prompts == len(asked)
     assert found.metrics == {"groups/drawn": len(asked), "groups/idle": 0, "groups/failed": 0}
     return found.trajectories
@@ -198,7 +201,7 @@ def sampled(
         config(2, prompts=2, dynamic=dynamic),
         drawn_from(asked),
         1,
-        Answering(by_rewards(rewards), print),
+        Answering(LOOP, by_rewards(rewards), print),
     )
     groups = [found.trajectories[i : i + 2] for i in range(0, len(found.trajectories), 2)]
     assert all(len({t.group for t in own}) == 1 for own in groups)
@@ -236,7 +239,7 @@ def test_a_step_without_idle_groups_draws_no_more() -> None:
         config(2, prompts=2),
         drawn_from(prompts(0, 1)),
         1,
-        Answering(submit, print),
+        Answering(LOOP, submit, print),
     )
     assert [r.seed for r in cluster.requests] == [r.seed for r in plain.requests]
 
@@ -335,7 +338,7 @@ def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from(
         spec,
         drawn_from(prompts(0, 1, 2)),
         1,
-        Answering(by_rewards(rewards), print),
+        Answering(LOOP, by_rewards(rewards), print),
     )
     assert [(t.group, t.prompt.index, t.sample_index) for t in found.greedy] == [
         (1, 1, 0),
@@ -362,7 +365,9 @@ def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:
 def test_a_group_for_which_a_reward_fails_is_replaced_and_counted() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 3, 4, 5))
-    found = sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit, print))
+    found = sample(
+        cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(LOOP, submit, print)
+    )
     assert [t.prompt.index for t in found.trajectories] == [1, 1, 3, 3, 4, 4, 5, 5]
     assert [t.group for t in found.trajectories] == [0, 0, 2, 2, 3, 3, 4, 4]
     assert (found.prompts, found.metrics["groups/failed"]) == (5, 1)
@@ -372,6 +377,8 @@ def test_a_reward_that_fails_too_often_stops_the_run_and_is_shown() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 2002, 4, 5, 6))
     with pytest.raises(PlimsollError, match=r"^rewards .*2 groups .* 4, ") as error:
-        sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit, print))
+        sample(
+            cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(LOOP, submit, print)
+        )
     # The cluster answers the last request first.
     assert "'r', at row 2002 raised" in str(error.value)

@@ -77,7 +77,7 @@ class TransformersEngine:
         # Only the engine's card: torch warns if it has to fork the generators of several cards.
         cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(cards):
-            torch.manual_seed(request.seed + request.first)
+            torch.manual_seed(request.seed)
             output = self._model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -96,7 +96,7 @@ class TransformersEngine:
         trajectories = [
             self._trajectory(
                 prompts[i],
-                request.first + i % request.responses,
+                i % request.responses,
                 responses[i, :most],
                 logprobs[i],
                 sampling,

@@ -112,7 +112,7 @@ class VllmEngine:
         step = self._version + 1
         await await_fault_point("engine.request", step)
         prompts = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
-        numbers = range(request.first, request.first + request.responses)
+        numbers = range(request.responses)
         calls = [self._answer(*p, number, request.sampling) for p in prompts for number in numbers]
         return fault_value("engine.answer", await asyncio.gather(*calls), step)
 

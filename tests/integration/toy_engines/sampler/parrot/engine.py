@@ -37,7 +37,7 @@ class ParrotEngine:
         answer = np.array([*tokens[: request.sampling.max_new_tokens - 1], *self._end])
         [logprobs] = await self._weights.log_probs([np.concatenate([prompt.tokens, answer])])
         return single_turn(
-            prompt, request.first + number, answer, logprobs[-len(answer) :], text, "stop",
+            prompt, number, answer, logprobs[-len(answer) :], text, "stop",
             self._weights._version,
         )  # fmt: skip
 

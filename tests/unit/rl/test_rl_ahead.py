@@ -10,8 +10,8 @@ import pytest
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, single_turn
 from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.rl.ahead import GroupStream
 from plimsoll.rl.buffer import GroupBuffer
-from plimsoll.rl.stream import GroupStream
 
 TOKENS = np.zeros(1, np.int64)
 
