@@ -27,6 +27,7 @@ import numpy as np
 
 from plimsoll.cluster.dispatch import EngineQueue
 from plimsoll.cluster.local import LocalCluster
+from plimsoll.cluster.protocol import Answers
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import train
@@ -88,11 +89,11 @@ class DelayedCluster(LocalCluster):
         self._delays, self._places = delays, asyncio.Semaphore(PLACES)
         self._queue = EngineQueue(1, PLACES)
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
         """Call a method of `Worker`; training takes its time."""
         if task is Worker.train:
             time.sleep(self._delays.training)
-        return super().each(task, arguments)
+        return super().call(task, per_stream)
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of the engine, and note new versions."""

@@ -11,7 +11,7 @@ import numpy as np
 from engine_cases import SEED, VOCAB
 from ranks import RankProcesses
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Answers, Cluster
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import spec_of
@@ -142,18 +142,19 @@ class ServingRanks:
     def __init__(self, processes: RankProcesses, ranks: int) -> None:
         self.shortages = Shortages()  # none is survived: each step is one call
         self._processes = processes
-        self.ranks = ranks
+        self.streams = ranks
         processes.run(_begin)
 
     @property
     def own_groups(self) -> dict[str, ServingRanks]:
         return {}
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        return self._processes.run(_call, task.__name__, list(arguments))
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+        results = self._processes.run(_call, task.__name__, list(per_stream))
+        return Answers(lambda: results)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        return self.each(task, [arguments] * self.ranks)
+        return self.call(task, [arguments] * self.streams).result()
 
     def end(self) -> None:
         """Forget the workers."""

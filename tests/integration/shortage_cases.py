@@ -14,6 +14,7 @@ import torch.distributed as dist
 from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_streams
 from torch import Tensor, nn
 
+from plimsoll.cluster.protocol import Answers
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.machine.incident import OutOfMemory
@@ -44,20 +45,20 @@ class TogetherRanks:
     """The ranks of a group, as each of them sees it: every rank is the controller, too."""
 
     def __init__(self, place: Place, worker: Worker, most: int) -> None:
-        self._rank, self.ranks = place.rank, place.ranks
+        self._rank, self.streams = place.rank, place.ranks
         self._worker = worker
         self.shortages = Shortages(most)
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        results: list[Any] = [None] * self.ranks
-        own = getattr(self._worker, task.__name__)(*arguments[self._rank])
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+        results: list[Any] = [None] * self.streams
+        own = getattr(self._worker, task.__name__)(*per_stream[self._rank])
         dist.all_gather_object(results, own)
-        return results
+        return Answers(lambda: results)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        return self.each(task, [arguments] * self.ranks)
+        return self.call(task, [arguments] * self.streams).result()
 
-    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         return error
 
 

@@ -18,6 +18,7 @@ from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
 from vllm_cases import started
 
+from plimsoll.cluster.protocol import Answers
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
@@ -51,19 +52,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trainer:
-    """`Ranks`: one, in this process."""
+    """A `Group`: one rank, in this process."""
 
     worker: Worker
-    ranks = 1
+    streams = 1
     shortages = Shortages()
 
-    def each(self, task: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
-        return [task(self.worker, *own) for own in arguments]
+    def call(self, task: Callable[..., T], per_stream: Sequence[tuple[object, ...]]) -> Answers[T]:
+        results = [task(self.worker, *own) for own in per_stream]
+        return Answers(lambda: results)
 
     def all(self, task: Callable[..., T], *arguments: object) -> list[T]:
         return [task(self.worker, *arguments)]
 
-    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         return error
 
 

@@ -14,7 +14,7 @@ from choice import slow
 from commands import metrics
 from kto_cases import PAIRS, PRECOMPUTE, STEPS, train_here, write_labelled
 
-from plimsoll.cluster.protocol import Ranks
+from plimsoll.cluster.protocol import Group
 from plimsoll.records import Floats
 from plimsoll.resolve.roles import RoleName
 from plimsoll.run.stored_logprobs import read_logprobs
@@ -77,11 +77,11 @@ class Scorer:
     interrupted: int | None = None
     """In which call."""
 
-    def __call__(self, role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
+    def __call__(self, role: RoleName, packs: Packs, group: Group) -> Floats:
         self.sequences.append(sum(int((p.samples_S >= 0).sum()) for own in packs for p in own))
         if len(self.sequences) == self.interrupted:
             signal.raise_signal(signal.SIGINT)
-        return log_probs(role, packs, ranks)
+        return log_probs(role, packs, group)
 
 
 @pytest.fixture

@@ -61,12 +61,12 @@ def rollout_of(engine: RolloutEngineConfig, route: DecidedRoute, engines: int) -
 
 def train(cluster: Cluster, rate: float) -> None:
     rows = [Sample(RNG.integers(0, 15, 24), np.arange(24) >= 1) for _ in range(4)]
-    packs = pack(rows, cluster.ranks, 256)
+    packs = pack(rows, cluster.streams, 256)
     counts = BatchCounts(4 * 23, 4)
-    cluster.each(
+    cluster.call(
         Worker.train,
         [("actor", own, [None] * len(own), counts, NllObjective(), rate) for own in packs],
-    )
+    ).result()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from plimsoll.cluster.protocol import Ranks
+from plimsoll.cluster.protocol import Answers, Group
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.cluster import Device
 from plimsoll.machine.host import free_port
@@ -30,7 +30,7 @@ R = TypeVar("R")
 class LocalCluster:
     """A `Cluster` of one process."""
 
-    ranks = 1
+    streams = 1
     engines_near = True
 
     def __init__(
@@ -44,12 +44,13 @@ class LocalCluster:
         self._worker = Worker(place)
         self._engines = [rollout_build(spec.rollout).start(spec) for spec in specs]
         self.engines = len(self._engines)
-        self.own_groups: Mapping[str, Ranks] = {}
+        self.own_groups: Mapping[str, Group] = {}
         self.shortages = Shortages(memory_halvings)
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` with each set of arguments; return the results."""
-        return [self._do(task, *call_arguments) for call_arguments in arguments]
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+        """Call a method of `Worker` with the arguments of the only stream."""
+        results = [self._do(task, *arguments) for arguments in per_stream]
+        return Answers(lambda: results)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` once; return a list of its one result."""
@@ -59,7 +60,7 @@ class LocalCluster:
         """Call a method of `Worker` once: no other call goes on. Return a list of its result."""
         return self.all(task, *arguments)
 
-    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error of the worker with the state of this machine."""
         what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
         return error.with_sighting(f"{what}\n  Why: {error.incident.why}", self._sighting())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.machine.incident import OutOfMemory
@@ -18,11 +19,25 @@ from plimsoll.sampler.protocol import Request
 R = TypeVar("R")
 
 
-class Ranks(Protocol):
-    """A group of training ranks.
+@dataclass(frozen=True)
+class Answers(Generic[R]):
+    """The answers to a call of a group, which goes on meanwhile."""
 
-    Every call waits for its result. A rank or engine that dies meanwhile ends the call with
-    WorkerDied, which names it.
+    wait: Callable[[], list[R]]
+
+    def result(self) -> list[R]:
+        """Wait for the call and return the answer of each stream, in their order.
+
+        A rank or engine that dies meanwhile ends the wait with WorkerDied, which names it.
+        """
+        return self.wait()
+
+
+class Group(Protocol):
+    """Training ranks that hold roles together.
+
+    A stream is one data-parallel share of the group's work. `shards` ranks work on a stream
+    together; all of them get its arguments, and the first one's answer is the stream's.
     """
 
     @property
@@ -31,27 +46,27 @@ class Ranks(Protocol):
         ...
 
     @property
-    def ranks(self) -> int:
-        """The number of ranks."""
+    def streams(self) -> int:
+        """The number of data-parallel shares."""
         ...
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` on every rank, each with its own arguments.
-
-        Returns the results in the order of the ranks.
-        """
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+        """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
         ...
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        """Call a method of `Worker` on every rank with the same arguments; return the results."""
+        """Call a method of `Worker` on every rank with the same arguments.
+
+        Returns the answers of all ranks, in their order.
+        """
         ...
 
-    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
-        """Return an error that a rank has returned, with what the cluster sees of the rank."""
+    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a stream's rank has returned, with what the cluster sees of it."""
         ...
 
 
-class Cluster(Ranks, Protocol):
+class Cluster(Group, Protocol):
     """The training ranks and the engines that sample.
 
     The ranks host the actor and all other roles, except those of kinds with their own ranks.
@@ -65,8 +80,8 @@ class Cluster(Ranks, Protocol):
         ...
 
     @property
-    def own_groups(self) -> Mapping[str, Ranks]:
-        """The groups of ranks that host roles of one kind alone, by the kind."""
+    def own_groups(self) -> Mapping[str, Group]:
+        """The groups that host roles of one kind alone, by the kind."""
         ...
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
@@ -161,6 +176,6 @@ def on_all_ranks(cluster: Cluster, task: Callable[..., object], *arguments: obje
         group.all(task, *arguments)
 
 
-def ranks_of(cluster: Cluster, role: RoleName) -> Ranks:
-    """Return the group of ranks that hosts a role."""
+def group_of(cluster: Cluster, role: RoleName) -> Group:
+    """Return the group that hosts a role."""
     return cluster.own_groups.get(role_kind(role), cluster)

@@ -1,4 +1,4 @@
-"""Ranks and engines as Ray actors, supervised: errors name the process that died or hangs."""
+"""Group and engines as Ray actors, supervised: errors name the process that died or hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from plimsoll.cluster.exit_reason import (
 )
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.placement import PROCESS_NAMES, Claim
-from plimsoll.cluster.protocol import Ranks
+from plimsoll.cluster.protocol import Answers, Group
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
     EngineHome,
@@ -76,41 +76,48 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A `Ranks` of Ray actors.
+    """A `Group` of Ray actors.
 
     Attributes:
-        members: The actors.
+        members: The actors, stream by stream.
         wait: A function of the cluster that takes a method's name and open calls, returns their
             results, and watches all members meanwhile.
         see: A function of the cluster that adds to a member's error what the cluster sees of it.
         shortages: Where memory has run out so far.
+        shards: How many ranks work on a stream together.
     """
 
     members: Sequence[Member]
     wait: Callable[[str, Mapping[Any, Member]], list[Any]]
     see: Callable[[Member, OutOfMemory], OutOfMemory]
     shortages: Shortages
+    shards: int = 1
 
     @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return len(self.members)
+    def streams(self) -> int:
+        """The number of data-parallel shares."""
+        return len(self.members) // self.shards
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` on every rank, each with its own arguments."""
-        calls = {
-            member.actor.call.remote(task.__name__, *call_arguments): member
-            for member, call_arguments in zip(self.members, arguments, strict=True)
-        }
-        return self.wait(task.__name__, calls)
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+        """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
+        calls = self._begin(task, [own for own in per_stream for _ in range(self.shards)])
+        return Answers(lambda: self.wait(task.__name__, calls)[:: self.shards])
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
-        return self.each(task, [arguments] * self.ranks)
+        return self.wait(task.__name__, self._begin(task, [arguments] * len(self.members)))
 
-    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
-        """Return an error that a rank has returned, with what the cluster sees of the rank."""
-        return self.see(self.members[rank], error)
+    def _begin(
+        self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]
+    ) -> dict[Any, Member]:
+        return {
+            member.actor.call.remote(task.__name__, *own): member
+            for member, own in zip(self.members, arguments, strict=True)
+        }
+
+    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a stream's rank has returned, with what is seen of the rank."""
+        return self.see(self.members[stream * self.shards], error)
 
 
 @dataclass
@@ -165,7 +172,6 @@ class RayCluster:
     def __init__(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
-        self.ranks = config.ranks
         self.engines = len(specs)
         most = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
@@ -193,7 +199,7 @@ class RayCluster:
             raise
         self._actors = self._groups["actor"]
         self.shortages = self._actors.shortages
-        self.own_groups: Mapping[str, Ranks] = {k: self._groups[k] for k in config.own_ranks}
+        self.own_groups: Mapping[str, Group] = {k: self._groups[k] for k in config.own_ranks}
 
     def _group(self, config: ClusterConfig, ranks: Sequence[Member]) -> RankGroup:
         return RankGroup(ranks, self._wait, self._memory_error, Shortages(config.memory_halvings))
@@ -295,13 +301,18 @@ class RayCluster:
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
-    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        """Call a method of `Worker` on every rank of the actor, each with different arguments."""
-        return self._actors.each(task, arguments)
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+        """Begin a method of `Worker` on every rank of the actor; see `Group`."""
+        return self._actors.call(task, per_stream)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank of the actor with the same arguments."""
         return self._actors.all(task, *arguments)
+
+    @property
+    def streams(self) -> int:
+        """The number of data-parallel shares of the actor."""
+        return self._actors.streams
 
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank of the actor, in a thread beside other calls."""
@@ -310,9 +321,9 @@ class RayCluster:
         calls = {m.actor.call_beside.remote(name, *arguments): m for m in members}
         return self._wait(name, calls)
 
-    def memory_error(self, rank: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a rank of the actor has returned, with what is seen of the rank."""
-        return self._actors.memory_error(rank, error)
+        return self._actors.memory_error(stream, error)
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         """Send a request to an engine and return its trajectories; see `Cluster`."""
@@ -404,11 +415,10 @@ class RayCluster:
 
     def _members_by_name(self) -> dict[str, Member]:
         """Return ranks and engines by their names in the plan and the ledger."""
-        names = [
-            *(f"{RANK_NAMES[k]} {i}" for k, g in self._groups.items() for i in range(g.ranks)),
-            *(f"engine {i}" for i in range(len(self._engines))),
-        ]
-        return dict(zip(names, (*self._ranks, *self._engines), strict=True))
+        lists: dict[str, Sequence[Member]]
+        lists = {RANK_NAMES[kind]: group.members for kind, group in self._groups.items()}
+        lists["engine"] = self._engines
+        return {f"{kind} {i}": m for kind, found in lists.items() for i, m in enumerate(found)}
 
     def _read_nodes(self, patience: float) -> dict[str, NodeState]:
         """Return the memory state of each rank's node, by Ray's ids of the nodes."""
@@ -623,7 +633,7 @@ def _claims(config: ClusterConfig, engines: Sequence[EngineSpec]) -> list[Claim]
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
     """Yield each rank's place in the group's process group, whose address is the first rank's."""
     on_nodes = Counter(member.host.node_id for member in group)
-    # Ranks are numbered node by node. If nodes have different numbers of ranks, they are seen as
+    # Group are numbered node by node. If nodes have different numbers of ranks, they are seen as
     # parts of one size, none of which is on two nodes.
     per_node = gcd(*on_nodes.values())
     for rank in range(len(group)):

@@ -124,10 +124,10 @@ class ActorRoute:
     ) -> list[Floats]:
         """Return the trainer's log-probs of all tokens but the first, one array per sequence."""
         samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
-        packs = pack(samples, self._cluster.ranks, max(self._largest, *map(len, sequences)))
-        rank_log_probs = self._cluster.each(
+        packs = pack(samples, self._cluster.streams, max(self._largest, *map(len, sequences)))
+        rank_log_probs = self._cluster.call(
             Worker.probe_log_probs, [("actor", rank_packs, disturbance) for rank_packs in packs]
-        )
+        ).result()
         return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:

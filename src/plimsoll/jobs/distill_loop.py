@@ -41,10 +41,10 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
 
 def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherForward]:
     """Run the teacher on a batch; return the optimizer step that the student takes on it."""
-    full = pack(batch, work.cluster.ranks, work.spec.workload.budget)
+    full = pack(batch, work.cluster.streams, work.spec.workload.budget)
     packs = work.cluster.shortages.split("actor", full, unit=1)
     with work.session.phase("score", work.cluster):
-        work.cluster.each(Worker.teacher_forward, list(zip(packs)))
+        work.cluster.call(Worker.teacher_forward, list(zip(packs))).result()
     return OptimizerStep(packs, BatchCounts.of(batch), objective(work.config), None)
 
 
@@ -58,11 +58,11 @@ def evaluate(work: DistillWork) -> dict[str, float]:
     totals: dict[str, float] = {}
     for start in range(0, len(work.data.eval), batch.sequences):
         rows = work.data.eval[start : start + batch.sequences]
-        packs = pack(rows, cluster.ranks, batch.micro_batch_tokens)
-        cluster.each(Worker.teacher_forward, list(zip(packs)))
-        for shares in cluster.each(
+        packs = pack(rows, cluster.streams, batch.micro_batch_tokens)
+        cluster.call(Worker.teacher_forward, list(zip(packs))).result()
+        for shares in cluster.call(
             Worker.measure_distillation, [(rank_packs, counts, goal) for rank_packs in packs]
-        ):
+        ).result():
             totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
     return totals | {"perplexity": perplexity(totals["nll"])}
 

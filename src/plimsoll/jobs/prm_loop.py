@@ -100,7 +100,9 @@ def score_steps(
 ) -> list[Floats]:
     """Return an array for each row: the scores (log-odds) of its steps."""
     packs = pack_rows(spec, rows, cluster)
-    by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs])
+    by_rank = cluster.call(
+        Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs]
+    ).result()
     return from_packed(chain(*packs), chain(*by_rank), len(rows))
 
 

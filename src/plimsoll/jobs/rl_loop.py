@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from plimsoll.algorithm.kl import adapt
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
@@ -234,9 +234,9 @@ def prepare_batch(
     Raises BadNumbers if one of the numbers is not finite.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
-    trajectories, critics = experience.trajectories, ranks_of(cluster, "critic").ranks
+    trajectories, critics = experience.trajectories, group_of(cluster, "critic").streams
     check_rewards(trajectories)
-    batch = pack_batch(trajectories, spec, cluster.ranks, critics, step)
+    batch = pack_batch(trajectories, spec, cluster.streams, critics, step)
     scores = score(batch, spec, cluster)
     check_scores(batch, scores)
     algorithm, baselines = spec.config.algorithm, experience.baselines

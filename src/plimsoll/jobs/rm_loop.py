@@ -117,7 +117,9 @@ def score_metrics(
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
     """Return the score of each response, in the order chosen, rejected, chosen, ...; [2 P]."""
     packs = pack_rows(spec, pairs, cluster)
-    by_rank = cluster.each(Worker.values, [("actor", rank_packs, at_ends) for rank_packs in packs])
+    by_rank = cluster.call(
+        Worker.values, [("actor", rank_packs, at_ends) for rank_packs in packs]
+    ).result()
     return in_batch_order(packs, by_rank)
 
 

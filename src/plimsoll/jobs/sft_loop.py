@@ -44,7 +44,7 @@ def row_loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
 
 def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep[EmbeddingNoise | None]:
     """Return the optimizer step for a batch of conversations."""
-    packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
+    packs = pack(batch, work.cluster.streams, work.spec.workload.budget)
     pack_noise = partial(embedding_noise, work.config, work.session.step_under_way)
     return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), pack_noise)
 

@@ -19,7 +19,7 @@ from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.policy_objective import PolicyTerms
-from plimsoll.cluster.protocol import Cluster, Ranks, ranks_of
+from plimsoll.cluster.protocol import Cluster, Group, group_of
 from plimsoll.config.algorithm import KlConfig, RlAlgorithm
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import Floats, Ints, Pack, Trajectory
@@ -182,9 +182,9 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     if teacher is not None and teacher.head == "states":
         [mini] = layout.minis
         packs = cluster.shortages.split("actor", mini.packs, unit=1)
-        cluster.each(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs])
+        cluster.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
     if "critic" in spec.roles:
-        scored_L = critics.score(ranks_of(cluster, "critic"), Worker.values, "critic")
+        scored_L = critics.score(group_of(cluster, "critic"), Worker.values, "critic")
         values_L = critics.move_to(scored_L, layout)
     return Scores(
         sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
@@ -199,7 +199,7 @@ def train_on(
     batch: Batch,
     layout: ColumnLayout,
     role: RoleName,
-    ranks: Ranks,
+    group: Group,
     epochs: int,
     step: Callable[[MiniBatch], OptimizerStep[S]],
     rate: Callable[[int], float],
@@ -210,7 +210,7 @@ def train_on(
     update, given its number within the batch, from 0.
     """
     updates = batch.schedule(layout, epochs)
-    return mean_metrics([update(role, ranks, step(mini), rate(n)) for n, mini in updates])
+    return mean_metrics([update(role, group, step(mini), rate(n)) for n, mini in updates])
 
 
 def estimate_advantages(

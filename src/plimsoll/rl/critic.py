@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import Floats, Pack
 from plimsoll.resolve.run_spec import RunSpec
@@ -47,7 +47,7 @@ def train_critic(
         batch,
         layout,
         "critic",
-        ranks_of(cluster, "critic"),
+        group_of(cluster, "critic"),
         algorithm.epochs,
         step,
         lambda n: learning_rate(optimizer, state.step * updates + n, spec.steps * updates),

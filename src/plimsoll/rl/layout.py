@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from plimsoll.cluster.protocol import Ranks
+from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
 from plimsoll.resolve.roles import RoleName
@@ -52,14 +52,14 @@ class ColumnLayout:
 
     def score(
         self,
-        ranks: Ranks,
+        group: Group,
         task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
         role: RoleName,
     ) -> Floats:
         """Run `task` for a role on all packs, each on its rank; return the scores as a column."""
         every = zip(*(mini.packs for mini in self.minis), strict=True)
         packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
-        answers = ranks.each(task, [(role, rank_packs) for rank_packs in packs])
+        answers = group.call(task, [(role, rank_packs) for rank_packs in packs]).result()
         column_L = np.zeros(self.cu_loss_tokens[-1], dtype=np.float32)
         for rank_packs, values in zip(packs, answers, strict=True):
             for packed, values_L in zip(rank_packs, values, strict=True):

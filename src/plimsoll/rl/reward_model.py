@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from plimsoll.algorithm.calibration import sigmoid
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
@@ -73,9 +73,11 @@ def model_scores(
 def _scores(
     samples: Sequence[Sample], role: str, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
-    longest, group = max(len(s.tokens) for s in samples), ranks_of(cluster, role)
-    packs = pack(samples, group.ranks, max(longest, spec.workload.largest_pack(group.ranks)))
-    by_rank = group.each(Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs])
+    longest, group = max(len(s.tokens) for s in samples), group_of(cluster, role)
+    packs = pack(samples, group.streams, max(longest, spec.workload.largest_pack(group.streams)))
+    by_rank = group.call(
+        Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs]
+    ).result()
     return from_packed(chain(*packs), chain(*by_rank), len(samples))
 
 

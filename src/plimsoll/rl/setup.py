@@ -166,7 +166,7 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
 
 def weight_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
     """Return the way of the actor's weights to the engines."""
-    rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.ranks)
+    rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.streams)
     quantised = spec.actor.model.quantization != "none"
     published = rollout_build(rollout).as_published
     all_first = quantised or _begins_adapted(spec)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.errors import CannotWrite
 from plimsoll.machine.faults import fault_point
 from plimsoll.resolve.roles import RoleName
@@ -132,7 +132,7 @@ class Checkpoints:
         results = {}
         for role in self._roles:
             paths = () if partial is None else ((partial / role).absolute(),)
-            results[role] = ranks_of(cluster, role).all(task, role, *paths)
+            results[role] = group_of(cluster, role).all(task, role, *paths)
         return results
 
     def _is_written(self, cluster: Cluster) -> bool:

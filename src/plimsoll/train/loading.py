@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.engine import FrozenRole
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Sample, samples_of
@@ -45,7 +45,7 @@ def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
 
 
 def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -> None:
-    group, seed = ranks_of(cluster, name), spec.run.seed
+    group, seed = group_of(cluster, name), spec.run.seed
     match spec.roles[name].head:
         case "policy":
             sampling = spec.sampling

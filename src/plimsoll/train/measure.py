@@ -49,7 +49,7 @@ def score_in_parts(
     with closing(start_cluster(spec.cluster, ())) as cluster:
         for role in roles:
             load_measured(cluster, spec, role)
-        size = _ROWS_PER_RANK * cluster.ranks
+        size = _ROWS_PER_RANK * cluster.streams
         with counting("rows", len(rows), sys.stdout) as advance:
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
@@ -61,7 +61,7 @@ def score_in_parts(
 def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> float:
     """Return the sum of the negative log-likelihood (nats) of the rows' learned tokens."""
     packs = pack_rows(spec, rows, cluster)
-    return sum(cluster.each(Worker.nll, [("actor", rank_packs) for rank_packs in packs]))
+    return sum(cluster.call(Worker.nll, [("actor", rank_packs) for rank_packs in packs]).result())
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from shlex import quote
 
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.errors import ConfigError
 from plimsoll.run.manifest import find_damage
 from plimsoll.run.state import RunState, after_evaluation, is_patience_out
@@ -61,7 +61,7 @@ def restore(session: RunSession, cluster: Cluster) -> None:
         return
     with session.phase("load", cluster):
         for role in session.spec.trained:
-            ranks_of(cluster, role).all(
+            group_of(cluster, role).all(
                 Worker.load_checkpoint, role, (session.resumed / role).absolute()
             )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")

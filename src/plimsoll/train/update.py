@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from plimsoll.cluster.protocol import Ranks
+from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
@@ -23,17 +23,17 @@ Packs = Sequence[Sequence[Pack]]
 """The packs of each rank."""
 
 
-def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], ranks: Ranks) -> Packs:
+def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], group: Group) -> Packs:
     """Return the rows in packs for each rank; the config's `batch` limits the size of a pack.
 
     Both responses of a pair are in the same pack.
     """
     workload = spec.workload
-    budget = workload.largest_pack(ranks.ranks)
+    budget = workload.largest_pack(group.streams)
     if workload.unit == "pair":
         pairs = cast(Sequence[Pair], rows)
-        return pack_pairs(pairs, ranks.ranks, budget, share_prompts=workload.shares_prompts)
-    return pack(samples_of(rows), ranks.ranks, budget)
+        return pack_pairs(pairs, group.streams, budget, share_prompts=workload.shares_prompts)
+    return pack(samples_of(rows), group.streams, budget)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class OptimizerStep(Generic[S]):
     """The sequences of a pack that stay together: 2 for pairs, else 1."""
 
 
-def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
+def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
     """Take one optimizer step of a role at learning rate `rate`; return each rank's result.
 
     If memory runs out, the step is done anew with smaller micro-batches, as far as
@@ -60,20 +60,20 @@ def update(role: RoleName, ranks: Ranks, step: OptimizerStep[S], rate: float) ->
     divided by the counts of the step. The limit that was found holds for all later steps; while
     there is one, the results have it as a metric.
     """
-    shortages = ranks.shortages
+    shortages = group.shortages
     if not shortages.most:
-        return ranks.each(Worker.train, _arguments(role, step, step.packs, rate))
+        return group.call(Worker.train, _arguments(role, step, step.packs, rate)).result()
     packs = shortages.split(role, step.packs, step.unit)
     while True:
         if step.stream is None and packs is not step.packs:
-            ranks.each(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs])
-        outcomes = ranks.each(Worker.try_to_train, _arguments(role, step, packs, rate))
+            group.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
+        outcomes = group.call(Worker.try_to_train, _arguments(role, step, packs, rate)).result()
         results = [outcome for outcome in outcomes if isinstance(outcome, UpdateResult)]
         if results:
             return _with_limit(results, role, shortages.limits.get(role))
         smallest = min(_failed_packs(packs, outcomes), key=lambda failed: failed[1].tokens)
         rank, failed_pack, error = smallest
-        shortages.add(role, ranks.memory_error(rank, error), failed_pack, step.unit)
+        shortages.add(role, group.memory_error(rank, error), failed_pack, step.unit)
         packs = shortages.split(role, packs, step.unit)
 
 
@@ -107,9 +107,11 @@ def _with_limit(
     return [replace(first, metrics=first.metrics | metric), *results[1:]]
 
 
-def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
+def log_probs(role: RoleName, packs: Packs, group: Group) -> Floats:
     """Return the log-prob (nats) of each sequence's response, in the order of the batch; [S]."""
-    by_rank = ranks.each(Worker.sequence_log_probs, [(role, rank_packs) for rank_packs in packs])
+    by_rank = group.call(
+        Worker.sequence_log_probs, [(role, rank_packs) for rank_packs in packs]
+    ).result()
     return in_batch_order(packs, by_rank)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Answers, Cluster, group_of
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import next_kl_coefficient
 from plimsoll.jobs.which import spec_of
@@ -98,7 +98,7 @@ SHIFT = {"actor": 0.0, "reference": 0.25, "critic": 0.5}
 class PlainCluster:
     """Scores a learned token with a thousandth of its number, less what the role is shifted by."""
 
-    ranks: int
+    streams: int
     critic_ranks: int | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -108,20 +108,22 @@ class PlainCluster:
             return {}
         return {"critic": PlainCluster(self.critic_ranks, asked=self.asked)}
 
-    def each(self, task: Callable[..., Any], arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+    def call(
+        self, task: Callable[..., Any], per_stream: Sequence[tuple[object, ...]]
+    ) -> Answers[Any]:
         answers = []
-        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", arguments):
+        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", per_stream):
             answers.append([-p.targets_L.astype(np.float32) / 1000 - SHIFT[role] for p in packs])
             self.asked.append((task.__name__, role))
-        return answers
+        return Answers(lambda: answers)
 
 
 def scores_of(
     settings: RunSpec[RlConfig], cluster: PlainCluster, found: Sequence[Trajectory]
 ) -> tuple[Batch, Scores]:
     served = cast(Cluster, cluster)
-    critics = ranks_of(served, "critic").ranks
-    batch = pack_batch(list(found), settings, cluster.ranks, critics, step=1)
+    critics = group_of(served, "critic").streams
+    batch = pack_batch(list(found), settings, cluster.streams, critics, step=1)
     return batch, score(batch, settings, served)
 
 
@@ -187,7 +189,7 @@ def test_streams_lie_beside_the_tokens_that_they_belong_to(
 
 
 def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
-    cluster = PlainCluster(ranks=2)
+    cluster = PlainCluster(streams=2)
     found = trajectories()
     batch, scores = scores_of(config(), cluster, found)
     assert set(cluster.asked) == {("log_probs", "reference"), ("values", "critic")}
@@ -201,14 +203,14 @@ def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
 
 @pytest.mark.parametrize("settings", [config(epochs=2), config(mini_batches=2)])
 def test_a_step_with_several_updates_does(settings: RunSpec[RlConfig]) -> None:
-    cluster = PlainCluster(ranks=1)
+    cluster = PlainCluster(streams=1)
     _, scores = scores_of(settings, cluster, trajectories())
     assert ("log_probs", "actor") in cluster.asked and scores.old_L is not None
     assert scores.policy_L is scores.old_L
 
 
 def test_without_a_kl_no_reference_is_asked() -> None:
-    cluster = PlainCluster(ranks=1)
+    cluster = PlainCluster(streams=1)
     settings = config(kl="none")
     batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("values", "critic")] and scores.reference_L is None
@@ -216,7 +218,7 @@ def test_without_a_kl_no_reference_is_asked() -> None:
 
 
 def test_an_advantage_that_takes_no_values_asks_no_critic() -> None:
-    cluster = PlainCluster(ranks=1)
+    cluster = PlainCluster(streams=1)
     settings = config(critic=False, advantage={"name": "reinforce"})
     batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("log_probs", "reference")] and scores.values_L is None

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.protocol import Ranks
+from plimsoll.cluster.protocol import Answers, Group
 from plimsoll.records import Floats, Pack, Prompt, Trajectory
 from plimsoll.rl.layout import ColumnLayout, lay_out
 from plimsoll.trainer.worker import Worker
@@ -40,18 +40,20 @@ def learned(trajectory: Trajectory) -> Floats:
 
 
 class Scoring:
-    """Ranks that score each token with its own number."""
+    """A group that scores each token with its own number."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, streams: int) -> None:
+        self.streams = streams
 
-    def each(self, task: Callable[..., Any], arguments: Sequence[tuple[object, ...]]) -> list[Any]:
-        assert len(arguments) == self.ranks and task is Worker.log_probs
+    def call(
+        self, task: Callable[..., Any], per_stream: Sequence[tuple[object, ...]]
+    ) -> Answers[Any]:
+        assert len(per_stream) == self.streams and task is Worker.log_probs
         found = []
-        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", arguments):
+        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", per_stream):
             assert role == "actor"
             found.append([pack.targets_L.astype(np.float32) for pack in packs])
-        return found
+        return Answers(lambda: found)
 
 
 def packs_of(layout: ColumnLayout) -> list[Pack]:
@@ -114,7 +116,7 @@ def test_columns_and_trajectories_are_inverse_and_packs_take_their_own_part(
     for pack, part in zip(packs_of(layout), taken, strict=True):
         assert part.tolist() == pack.targets_L.tolist()
     assert sum(map(len, taken)) == len(column_L)
-    scored_L = layout.score(cast(Ranks, Scoring(ranks)), Worker.log_probs, "actor")
+    scored_L = layout.score(cast(Group, Scoring(ranks)), Worker.log_probs, "actor")
     assert scored_L.dtype == np.float32 and scored_L.tolist() == column_L.tolist()
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Answers, Cluster
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import _with_fewest_ranks
@@ -50,15 +50,16 @@ def test_without_steps_it_is_the_score_itself() -> None:
 class Scorers:
     """Ranks that score a sequence by the sum of its tokens."""
 
-    ranks: int
+    streams: int
     roles: list[str] = field(default_factory=list)
 
-    def each(
-        self, task: Callable[..., Any], arguments: Sequence[tuple[str, list[Pack], Any]]
-    ) -> list[list[Floats]]:
-        assert len(arguments) == self.ranks
-        self.roles += [role for role, _, _ in arguments]
-        return [[_sums(pack) for pack in packs] for _, packs, _ in arguments]
+    def call(
+        self, task: Callable[..., Any], per_stream: Sequence[tuple[str, list[Pack], Any]]
+    ) -> Answers[list[Floats]]:
+        assert len(per_stream) == self.streams
+        self.roles += [role for role, _, _ in per_stream]
+        sums = [[_sums(pack) for pack in packs] for _, packs, _ in per_stream]
+        return Answers(lambda: sums)
 
 
 def _sums(pack: Pack) -> Floats:
@@ -86,7 +87,7 @@ def test_each_response_gets_the_score_of_its_own_tokens_from_the_group_of_the_mo
     spec = judged({"ranks": 2, "reward_ranks": own})
     actors, scorers = Scorers(2), Scorers(own or 2)
     groups = {} if own is None else {"reward": scorers}
-    cluster = SimpleNamespace(ranks=2, each=actors.each, own_groups=groups)
+    cluster = SimpleNamespace(streams=2, call=actors.call, own_groups=groups)
     trajectories = [
         single_turn(
             prompt=Prompt(i, np.full(3, i), f"prompt {i}"),
