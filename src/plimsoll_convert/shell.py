@@ -17,13 +17,20 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shlex import quote
+from signal import SIGKILL, SIGXCPU
 from tempfile import TemporaryDirectory
 
 from plimsoll.errors import ConfigError
 from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import find_sandbox
+from plimsoll.process.sums import Sums, hold
 
-_SECONDS = 10
+_SECONDS = 5
+"""CPU time of a script."""
+_MOST_SECONDS = 300
+_KILLED = (-SIGKILL, 128 + SIGKILL, 128 + SIGXCPU)
+"""Exit codes of a sandbox that was killed, or whose bash was."""
+_MEMORY_BYTES, _PROCESSES = 512 * 2**20, 100
 _BYTES = 16 * 2**20
 """The size of the file system that a script may write to."""
 _TOOLS = (
@@ -41,7 +48,7 @@ _TOOLS = (
 )
 """The programs of the sandbox: they make texts of texts, and folders for logs."""
 _PRELUDE = rf"""
-ulimit -t {_SECONDS} -v 500000 -u 100
+ulimit -t {_SECONDS} -v 500000 -u {_PROCESSES}
 set -T
 trap '' PIPE
 exit() {{ :; }}
@@ -123,10 +130,15 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
             first = said.strip().splitlines()[0]
             raise ConfigError(f"{first.replace(': line ', ':', 1)}. Give a script that bash reads.")
         arguments = [given.get(n, f"${n}") for n in sorted({*unset, *given}) if n.isdigit()]
-        _, said = _bash([*words, path, *arguments])
+        code, said = _bash([*words, path, *arguments])
         failed = _FAILED.findall(said)
-        unknown = tuple(f"line {line}: {why}" for line, why in dict.fromkeys(failed))
-        return [*_found(Path(folder, "words").read_bytes(), unknown)]
+        unknown = [f"line {line}: {why}" for line, why in dict.fromkeys(failed)]
+        if code in _KILLED:
+            unknown.append(
+                f"the script was ended after {_SECONDS} s of computing, {_PROCESSES} processes or "
+                f"{_MEMORY_BYTES >> 20} MiB: what comes later in it was not read"
+            )
+        return [*_found(Path(folder, "words").read_bytes(), tuple(unknown))]
 
 
 def _unset(text: str, given: Mapping[str, str]) -> list[str]:
@@ -169,20 +181,48 @@ def _sandbox(
     ]
 
 
+@dataclass(frozen=True)
+class _Bash:
+    """A bash in the sandbox, which is ended if it starts too many processes."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        self.process.kill()  # and with it all of the sandbox
+
+
 def _bash(words: list[str]) -> tuple[int, str]:
-    """Run bash until it ends, at most so long; return its exit code and what it says of errors."""
-    try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_SECONDS,
-            env={"LANG": "C.UTF-8", "PATH": "/tools"},
-        )
-    except subprocess.TimeoutExpired:  # a loop that waits for what never comes
-        return 0, ""
-    return done.returncode, done.stderr.decode("utf-8", "replace")
+    """Run bash until it ends; return its exit code and what it says of errors.
+
+    There is no `sleep`, so a loop that waits for what never comes ends by its limit of CPU time.
+
+    Raises:
+        ConfigError: bash waits without computing, for longer than a busy machine explains.
+    """
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={"LANG": "C.UTF-8", "PATH": "/tools"},
+    ) as process:
+        hold(_Bash(process), Sums(_MEMORY_BYTES, _PROCESSES), has_folder=False)
+        try:
+            _, said = process.communicate(timeout=_MOST_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise ConfigError(
+                f"The script has waited for something for {_MOST_SECONDS} s, and nothing comes in "
+                "the sandbox. Give the command itself after `--`."
+            ) from error
+    return process.returncode, said.decode("utf-8", "replace")
 
 
 def _found(written: bytes, failed: tuple[str, ...]) -> Iterator[Expanded]:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 from plimsoll.machine.new_cgroup import make_cgroup, remove_cgroup
-from plimsoll.process.child import Child
 
 LOOKS_A_SECOND = 50
 _OWN_BYTES = 32 * 2**20
@@ -39,11 +39,28 @@ class Sums:
     files: int = 10_000
 
 
-def hold(runner: Child, sums: Sums, has_folder: bool) -> None:
-    """Begin to hold a runner and all that it will start to some limits; it has no program yet.
+class Runner(Protocol):
+    """A process that runs programs of others."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Return whether it is gone."""
+        ...
+
+    def end(self) -> None:
+        """Kill it, and all that it started."""
+        ...
+
+
+def hold(runner: Runner, sums: Sums, has_folder: bool) -> None:
+    """Begin to hold a runner and all that it will start to some limits.
 
     Args:
-        runner: The process that will run the program.
+        runner: The process that will run the program, before it does.
         sums: The limits.
         has_folder: Whether the runner is in a sandbox, with a `/tmp` of its own.
     """

@@ -92,6 +92,14 @@ def test_a_script_reaches_nothing_of_this_machine_and_ends(
     assert os.listdir(tmp_path) == ["secret"]
 
 
+def test_a_script_that_does_not_end_says_that_it_was_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "_PRELUDE", shell._PRELUDE.replace(f"-t {shell._SECONDS}", "-t 1"))
+    [first] = script_commands("a b\nwhile true; do :; done\nc", "run.sh", {})
+    assert first.words == ("a", "b") and "what comes later" in first.unknown[-1]
+
+
 def test_without_a_sandbox_the_command_itself_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ConfigError, match="after `--`"):
