@@ -27,7 +27,7 @@ import numpy as np
 
 from plimsoll.cluster.dispatch import EngineQueue
 from plimsoll.cluster.local import LocalCluster
-from plimsoll.cluster.protocol import Answers
+from plimsoll.cluster.protocol import Pending
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import train
@@ -89,7 +89,7 @@ class DelayedCluster(LocalCluster):
         self._delays, self._places = delays, asyncio.Semaphore(PLACES)
         self._queue = EngineQueue(1, PLACES)
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Call a method of `Worker`; training takes its time."""
         if task is Worker.train:
             time.sleep(self._delays.training)

@@ -22,8 +22,9 @@ from plimsoll.errors import FunctionFailed
 from plimsoll.model import checkpointing, policy, sending
 from plimsoll.model.load import load_policy
 from plimsoll.model.tiny import tiny_config
-from plimsoll.trainer import channel, objectives
-from plimsoll.trainer.process_group import expand_segments
+from plimsoll.sync import channel
+from plimsoll.sync.meeting import expand_segments
+from plimsoll.trainer import objectives
 from plimsoll.trainer.zero import sleep
 
 CARD = torch.device("cuda", 0)

@@ -11,9 +11,10 @@ from engine_cases import Setting, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.config.rollout import DecidedRoute
-from plimsoll.trainer.channel import Channel, open_inlet, open_outlet
+from plimsoll.sync.buckets import split_bytes, sum_pieces
+from plimsoll.sync.channel import Channel, open_inlet, open_outlet
 from plimsoll.trainer.process_group import Place
-from plimsoll.trainer.weights import gather_bucket, plan_weights, split_bytes, sum_pieces
+from plimsoll.trainer.weights import gather_bucket, plan_weights
 from plimsoll.trainer.worker import Worker
 
 

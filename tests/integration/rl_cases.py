@@ -11,7 +11,7 @@ import numpy as np
 from engine_cases import SEED, VOCAB
 from ranks import RankProcesses
 
-from plimsoll.cluster.protocol import Answers, Cluster
+from plimsoll.cluster.protocol import Cluster, Pending
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import spec_of
@@ -149,9 +149,9 @@ class ServingRanks:
     def own_groups(self) -> dict[str, ServingRanks]:
         return {}
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         results = self._processes.run(_call, task.__name__, list(per_stream))
-        return Answers(lambda: results)
+        return Pending(lambda: results)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return self.call(task, [arguments] * self.streams).result()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_streams
 from torch import Tensor, nn
 
-from plimsoll.cluster.protocol import Answers
+from plimsoll.cluster.protocol import Pending
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.machine.incident import OutOfMemory
@@ -49,11 +49,11 @@ class TogetherRanks:
         self._worker = worker
         self.shortages = Shortages(most)
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         results: list[Any] = [None] * self.streams
         own = getattr(self._worker, task.__name__)(*per_stream[self._rank])
         dist.all_gather_object(results, own)
-        return Answers(lambda: results)
+        return Pending(lambda: results)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return self.call(task, [arguments] * self.streams).result()

@@ -26,11 +26,10 @@ from plimsoll.model.disturbance import Disturbance
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, Trajectory, from_packed
 from plimsoll.sampler.protocol import EngineSpec, Request
-from plimsoll.sampler.sync import WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.sync.proof import Rehearsal, WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.trainer.process_group import Place
-from plimsoll.trainer.rehearsal import Rehearsal
 from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine

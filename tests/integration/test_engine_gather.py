@@ -33,9 +33,10 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.run.readings import DividedShare
+from plimsoll.sync.buckets import WeightBucket
 from plimsoll.trainer.process_group import Place, join
 from plimsoll.trainer.protocol import Engine
-from plimsoll.trainer.weights import WeightBucket, WeightPlan, plan_buckets
+from plimsoll.trainer.weights import WeightPlan, plan_buckets
 from plimsoll.trainer.worker import Worker
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.trainer.zero.engine import ZeroEngine

@@ -18,7 +18,7 @@ from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
 from vllm_cases import started
 
-from plimsoll.cluster.protocol import Answers
+from plimsoll.cluster.protocol import Pending
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
@@ -34,8 +34,8 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.sampler.protocol import EngineSpec, Request
-from plimsoll.sampler.sync import prepare_sync, prove
 from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sync.proof import prepare_sync, prove
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
 
@@ -58,9 +58,9 @@ class Trainer:
     streams = 1
     shortages = Shortages()
 
-    def call(self, task: Callable[..., T], per_stream: Sequence[tuple[object, ...]]) -> Answers[T]:
+    def call(self, task: Callable[..., T], per_stream: Sequence[tuple[object, ...]]) -> Pending[T]:
         results = [task(self.worker, *own) for own in per_stream]
-        return Answers(lambda: results)
+        return Pending(lambda: results)
 
     def all(self, task: Callable[..., T], *arguments: object) -> list[T]:
         return [task(self.worker, *arguments)]

@@ -13,10 +13,10 @@ from test_gpu_runs import STEPS, check, needs_vllm, shared
 from test_sync_channel import End, answer, engines, tensors_of
 from test_sync_channel import check as check_bucket
 
-from plimsoll.trainer.channel import Channel, open_outlet
-from plimsoll.trainer.checksum import checksums, weighted_sum
-from plimsoll.trainer.process_group import expand_segments
-from plimsoll.trainer.weights import ship_bucket
+from plimsoll.sync.buckets import ship_bucket
+from plimsoll.sync.channel import Channel, open_outlet
+from plimsoll.sync.checksum import checksums, weighted_sum
+from plimsoll.sync.meeting import expand_segments
 
 pytestmark = [
     pytest.mark.gpu,

@@ -21,11 +21,11 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.sampler.price import Sampler
 from plimsoll.sampler.protocol import EngineSpec
-from plimsoll.sampler.sync import prove, sync_weights
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine
 from plimsoll.sampler.vllm.sampler import vllm_sampler
 from plimsoll.shapes.known_models import read_shape
+from plimsoll.sync.proof import prove, sync_weights
 
 pytestmark = pytest.mark.engine
 

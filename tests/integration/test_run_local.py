@@ -42,8 +42,8 @@ from plimsoll.run.directory import open_run
 from plimsoll.run.files import is_temporary
 from plimsoll.run.health import RANGES
 from plimsoll.run.state import RunState
+from plimsoll.sync.buckets import WeightBucket
 from plimsoll.trainer.process_group import Place
-from plimsoll.trainer.weights import WeightBucket
 from plimsoll.trainer.worker import Worker
 
 HELD_OUT = [(f"3+{b}=", f" #### {3 + b}") for b in (1, 2, 3, 4)]

@@ -37,13 +37,12 @@ from plimsoll.records import (
     from_packed,
 )
 from plimsoll.sampler.protocol import EngineSpec, Request
-from plimsoll.sampler.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.sync.buckets import WeightBucket
+from plimsoll.sync.proof import Rehearsal, SyncReport, WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.trainer.objectives import NllObjective
 from plimsoll.trainer.process_group import Place
-from plimsoll.trainer.rehearsal import Rehearsal
-from plimsoll.trainer.weights import WeightBucket
 from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from plimsoll.errors import WeightSyncError
-from plimsoll.trainer.channel import (
+from plimsoll.sync.buckets import WeightBucket, ship_bucket, split_bytes, sum_pieces
+from plimsoll.sync.channel import (
     CardInlet,
     CardOutlet,
     Channel,
@@ -31,7 +32,6 @@ from plimsoll.trainer.channel import (
     open_inlet,
     open_outlet,
 )
-from plimsoll.trainer.weights import WeightBucket, ship_bucket, split_bytes, sum_pieces
 
 LARGEST = 64
 ROUNDS = 5

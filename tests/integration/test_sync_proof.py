@@ -31,13 +31,13 @@ from plimsoll.model.disturbance import Disturbance
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Ints
 from plimsoll.sampler.protocol import EngineSpec
-from plimsoll.sampler.sync import WeightSync, prepare_sync, sync_weights
 from plimsoll.sampler.transformers.config import TransformersConfig
 from plimsoll.sampler.transformers.engine import TransformersEngine
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine
+from plimsoll.sync.buckets import WeightBucket
+from plimsoll.sync.proof import WeightSync, prepare_sync, sync_weights
 from plimsoll.trainer.process_group import Place
-from plimsoll.trainer.weights import WeightBucket
 from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine

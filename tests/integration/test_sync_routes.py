@@ -25,10 +25,10 @@ from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import BatchCounts, Ints, Sample
 from plimsoll.sampler.protocol import EngineSpec
-from plimsoll.sampler.sync import WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.sampler.transformers.config import TransformersConfig
 from plimsoll.sampler.transformers.engine import TransformersEngine
 from plimsoll.sampler.vllm.config import VllmConfig
+from plimsoll.sync.proof import WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.trainer.objectives import NllObjective
 from plimsoll.trainer.worker import Worker
 from plimsoll.trainer.zero.config import ZeroConfig

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plimsoll.trainer.channel import HostInlet, HostOutlet
-from plimsoll.trainer.weights import WeightBucket, WeightPlan, ship_bucket, split_bytes
+from plimsoll.sync.buckets import WeightBucket, ship_bucket, split_bytes
+from plimsoll.sync.channel import HostInlet, HostOutlet
+from plimsoll.trainer.weights import WeightPlan
 from plimsoll.trainer.worker import Worker
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from plimsoll.cluster.protocol import Answers, Group
+from plimsoll.cluster.protocol import Group, Pending
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.cluster import Device
 from plimsoll.machine.host import free_port
@@ -47,10 +47,10 @@ class LocalCluster:
         self.own_groups: Mapping[str, Group] = {}
         self.shortages = Shortages(memory_halvings)
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Call a method of `Worker` with the arguments of the only stream."""
         results = [self._do(task, *arguments) for arguments in per_stream]
-        return Answers(lambda: results)
+        return Pending(lambda: results)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` once; return a list of its one result."""

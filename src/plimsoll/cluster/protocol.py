@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Answers(Generic[R]):
+class Pending(Generic[R]):
     """The answers to a call of a group, which goes on meanwhile."""
 
     wait: Callable[[], list[R]]
@@ -50,7 +50,7 @@ class Group(Protocol):
         """The number of data-parallel shares."""
         ...
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
         ...
 

@@ -30,7 +30,7 @@ from plimsoll.cluster.exit_reason import (
 )
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.placement import PROCESS_NAMES, Claim
-from plimsoll.cluster.protocol import Answers, Group
+from plimsoll.cluster.protocol import Group, Pending
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
     EngineHome,
@@ -98,10 +98,10 @@ class RankGroup:
         """The number of data-parallel shares."""
         return len(self.members) // self.shards
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
         calls = self._begin(task, [own for own in per_stream for _ in range(self.shards)])
-        return Answers(lambda: self.wait(task.__name__, calls)[:: self.shards])
+        return Pending(lambda: self.wait(task.__name__, calls)[:: self.shards])
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
@@ -301,7 +301,7 @@ class RayCluster:
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Answers[R]:
+    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Begin a method of `Worker` on every rank of the actor; see `Group`."""
         return self._actors.call(task, per_stream)
 

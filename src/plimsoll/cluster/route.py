@@ -14,8 +14,8 @@ from plimsoll.errors import EngineDied, WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance
 from plimsoll.records import Floats, Ints, Prompt, Sample, Trajectory, from_packed
 from plimsoll.sampler.protocol import Request, RolloutEngine
-from plimsoll.trainer.channel import Channel
-from plimsoll.trainer.rehearsal import Rehearsal
+from plimsoll.sync.channel import Channel
+from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.weights import WeightPlan
 from plimsoll.trainer.worker import Worker
 

@@ -34,7 +34,7 @@ from plimsoll.rl.setup import (
     start,
     weight_route,
 )
-from plimsoll.sampler.sync import WeightRoute
+from plimsoll.sync.proof import WeightRoute
 from plimsoll.train.loading import load_role
 from plimsoll.train.run_data import template_of
 

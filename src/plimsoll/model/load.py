@@ -5,11 +5,14 @@ Unsuitable models are refused before any weight is read: `checks.py` has the rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -19,9 +22,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from plimsoll.config.base import AUTO
+from plimsoll.config.json_text import parse_json
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model import checks, fused
@@ -31,11 +35,22 @@ from plimsoll.model.checks import check_frame, read_model_config
 from plimsoll.model.cpu import use_cpu_kernels
 from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
+from plimsoll.model.older_files import TOKENIZER_CONFIG, TOKENS, adds_ends
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.value import ValueModel, initialise_score
 from plimsoll.resolve.kernels import against_varlen
 from plimsoll.shapes.known_models import heads_of
+
+_MAY_LACK: Mapping[str, bool] = MappingProxyType(
+    {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+        "_raise_exceptions_for_gated_repo": False,
+    }
+)
+_UNLIKE = "Hello world,  I'll say 1234567\n\n\tif x == 1:\r\n naïve 日本語 🙂 ABCdef's 3.14 "
+"""A text of which pre-tokenizers make different parts."""
 
 
 def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
@@ -57,14 +72,37 @@ def fusions_of(kernels: str) -> tuple[fused.Fusion, ...]:
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model; ConfigError if its files are missing or broken."""
     checks.check_tokenizer_files(path)
-    # tokenizer.json alone defines a tokenizer of a generic class. AutoTokenizer would
-    # replace its pre-tokenizer by the model family's, and could silently split text differently.
-    kind = PreTrainedTokenizerFast if checks.has_generic_tokenizer(path) else AutoTokenizer
     with checks.as_config_error(path, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
+        # tokenizer.json alone defines a tokenizer of a generic class. AutoTokenizer would
+        # replace its pre-tokenizer by the model family's, and could split text differently.
+        if checks.has_generic_tokenizer(path):
+            return _load_as_file(path, {})
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code
         )
+        # So do classes of families, such as Llama's of a byte-level DeepSeek-R1-Distill-Llama.
+        file = cached_file(path, TOKENS, **_MAY_LACK) if tokenizer.is_fast else None
+        if file is not None and _splits_otherwise(tokenizer, Tokenizer.from_file(file)):
+            settings = cached_file(path, TOKENIZER_CONFIG)
+            return _load_as_file(path, parse_json(Path(settings).read_bytes()))
     return tokenizer
+
+
+def _load_as_file(path: str, settings: Mapping[str, Any]) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of tokenizer.json, with the ends that its family's class adds."""
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path)
+    if adds_ends(settings):
+        tokenizer.add_bos_token = settings.get("add_bos_token", True)
+        tokenizer.add_eos_token = settings.get("add_eos_token", False)
+    return tokenizer
+
+
+def _splits_otherwise(tokenizer: PreTrainedTokenizerBase, of_file: Tokenizer) -> bool:
+    """Return whether a tokenizer gives other tokens for a text than its tokenizer.json does."""
+    text = " ".join([_UNLIKE, *map(str, tokenizer.all_special_tokens[:1]), "a"])
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    own, found = (t.encode(text, add_special_tokens=False).ids for t in (backend, of_file))
+    return bool(own != found)
 
 
 def load_policy(

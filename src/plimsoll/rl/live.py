@@ -19,7 +19,7 @@ from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, leave_cards, make_room, turn_to_ranks
 from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
-from plimsoll.sampler.sync import WeightSync, sync_weights
+from plimsoll.sync.proof import WeightSync, sync_weights
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.sampling import probe_sequences
 from plimsoll.run.counting import plural
 from plimsoll.sampler.protocol import EngineSpec, RolloutEngine, rollout_build
-from plimsoll.sampler.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.sampler.text import check_turn_end
+from plimsoll.sync.proof import WeightRoute, WeightSync, prepare_sync
 from plimsoll.train.from_data import Work
 from plimsoll.train.run_data import LoadRows, RunData, load_data
 from plimsoll.train.session import RunSession

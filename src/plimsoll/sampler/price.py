@@ -14,8 +14,8 @@ from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.resolve.engine_rules import rollout_rules
 from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.sync.price import Sending
 from plimsoll.timeline.items import Allocation, Item, Moment, Where
-from plimsoll.trainer.price import Sending
 
 STARTING = Moment("load", "start engines")
 """The moment when engines take their share, before the ranks read their models."""

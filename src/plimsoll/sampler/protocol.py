@@ -14,9 +14,9 @@ from plimsoll.config.engines import ROLLOUT_ENGINES, folder_value
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, Trajectory
 from plimsoll.run.readings import Reading
-from plimsoll.trainer.channel import Channel
+from plimsoll.sync.buckets import WeightBucket
+from plimsoll.sync.channel import Channel
 from plimsoll.trainer.export import AdapterFiles
-from plimsoll.trainer.weights import WeightBucket
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,6 @@ from typing import cast
 
 from plimsoll.config.cluster import Device, RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.rollout import DecidedRoute
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.model.price.form import (
     ActivationForm,
@@ -24,6 +23,7 @@ from plimsoll.resolve.kernels import Capability
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.sync.price import Sending, outgoing_buffer, sent_buckets
 from plimsoll.timeline.items import Allocation, Item, Moment, Where
 from plimsoll.timeline.tensors import (
     Tensors,
@@ -190,8 +190,6 @@ def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]
 
 SAVE_BUCKET = 2**30
 """Bytes of weights that are gathered at once when a model is saved."""
-CHECKSUM_BYTES = 10 * 2**20
-"""What a card needs beside a bucket to compute its checksums (trainer/checksum.py)."""
 CHECKPOINT_FILE = 2**28
 """Bytes of stretches in one file of a checkpoint, at most."""
 
@@ -247,23 +245,6 @@ class Outgoing:
     gathers: bool
 
 
-@dataclass(frozen=True)
-class Sending:
-    """The actor's weights on their way to engines.
-
-    Attributes:
-        route: How they go; None if an adapter goes alone, as files.
-        bucket: Bytes of the largest bucket, or of the adapter.
-        two: Bytes of two buckets, or of all weights if that is less.
-        near: Whether every engine is on the first rank's node.
-    """
-
-    route: DecidedRoute | None
-    bucket: int
-    two: int
-    near: bool = True
-
-
 def outgoing_tensors(
     weights: Outgoing, device: Device, sending: Sending | None, first: bool
 ) -> Iterator[Tensors]:
@@ -280,33 +261,14 @@ def outgoing_tensors(
         bucket = 0 if sending is None else min(sending.bucket, weights.every)
         where: Where = "device" if device == "cuda" else "host"
         source = "trainer/protocol.py: gather"
-        gathered = _outgoing_buffer("gathered weights", bucket, source, where)
+        gathered = outgoing_buffer("gathered weights", bucket, source, where)
         yield replace(gathered, life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
     if sending is not None and (first or sending.route == "ipc"):
-        yield from _sent_buckets(sending, device)
+        yield from sent_buckets(sending, device)
     if first:
         source = "trainer/export.py: write_model collects on rank 0"
-        yield replace(_outgoing_buffer("model to save", saved, source, "host"), life="saving")
-
-
-def _sent_buckets(sending: Sending, device: Device) -> Iterator[Tensors]:
-    """Yield the buffers of a rank that sends."""
-    source, two = "trainer/channel.py", sending.two
-    if sending.route is None:
-        files = _outgoing_buffer("adapter to send", sending.bucket, "trainer/export.py", "host")
-        yield replace(files, life="sending")
-    elif sending.route == "host":  # the memory stays for the next sync
-        yield replace(_outgoing_buffer("buckets of weights", two, source, "host"), life="stepped")
-    if device == "cuda" and sending.route is not None:
-        size = sending.bucket if sending.route == "host" else two
-        name = "packed bucket" if sending.route == "host" else "buckets of weights"
-        packed = _outgoing_buffer(name, size + CHECKSUM_BYTES, source, "device")
-        yield replace(packed, life="sending")
-
-
-def _outgoing_buffer(name: str, size: int, source: str, where: Where) -> Tensors:
-    return Tensors("buffers", name, "bytes", size, 1, source, where=where)
+        yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
 
 
 def teacher_items(

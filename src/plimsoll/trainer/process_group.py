@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 import os
-import socket
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from plimsoll.config.cluster import Device
 from plimsoll.errors import ConfigError
 from plimsoll.machine.heap import keep_large_blocks
-from plimsoll.machine.host import network_interface, own_address
-from plimsoll.machine.local_host import expands, user_settings, with_segments
+from plimsoll.machine.host import network_interface
+from plimsoll.machine.local_host import user_settings
 from plimsoll.machine.nvidia import own_cards
-
-
-def expand_segments(expandable: bool) -> None:
-    """Let torch's CUDA allocator make expandable segments from now on, or fixed ones.
-
-    Segments that the process already has stay as they are. Memory shared by CUDA IPC needs fixed
-    segments. The user's other settings are set again: PyTorch drops every setting that a change
-    leaves out.
-    """
-    bindings: Any = torch._C
-    change = getattr(bindings, "_accelerator_setAllocatorSettings", None)
-    change = change or torch.cuda.memory._set_allocator_settings  # of a torch without that name
-    change(with_segments(user_settings(), expandable))
-
-
-@contextmanager
-def fixed_segments(device: torch.device) -> Iterator[None]:
-    """During the block, let torch's CUDA allocator make fixed segments only, as CUDA IPC needs."""
-    if device.type == "cpu":
-        yield
-        return
-    expand_segments(False)
-    try:
-        yield
-    finally:
-        expand_segments(not user_settings() or expands(user_settings()))
-
+from plimsoll.sync.meeting import PATIENCE, expand_segments, find_store, serve_store
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, about 1 MB
 each. Packs hardly ever have the same shape twice, and each library would keep 1,024. The layers and
 sequences of one pack have about a hundred shapes."""
-
-PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others, in a store or a collective. NCCL's own 10 minutes are too
-short if a rank reads a large model from a slow disk, and engines may wake from sleep first."""
 
 
 @dataclass(frozen=True)
@@ -131,37 +97,6 @@ def prepare_environment(place: Place) -> None:
     for name, value in network_interface(place.address).items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(place.threads)
-
-
-def serve_store(address: str, port: int = 0, ranks: int | None = None) -> TCPStore:
-    """Return a store that this process serves at one address of the machine.
-
-    TCPStore by itself listens at all addresses. A store asks nobody for a key: whoever reaches it
-    can change what the ranks tell one another.
-
-    Args:
-        address: The address at which other ranks look for the store.
-        port: Its port; 0 for a free one.
-        ranks: How many ranks to wait for; None to wait for none.
-    """
-    own = own_address(address)
-    family = socket.AF_INET6 if ":" in own else socket.AF_INET
-    with socket.create_server((own, port), family=family) as listening:
-        port = listening.getsockname()[1]
-        return TCPStore(
-            own,
-            port,
-            ranks,
-            is_master=True,
-            timeout=PATIENCE,
-            wait_for_workers=ranks is not None,
-            master_listen_fd=os.dup(listening.fileno()),  # the store closes it
-        )
-
-
-def find_store(address: str, port: int, ranks: int | None = None) -> TCPStore:
-    """Return a connection to a store that another process, or this one, serves."""
-    return TCPStore(address, port, ranks, is_master=False, timeout=PATIENCE)
 
 
 def _common_store(place: Place) -> Store:

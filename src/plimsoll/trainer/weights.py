@@ -12,55 +12,20 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plimsoll.model.adapters import parts_of_weight, plain_weight
-from plimsoll.model.disturbance import UNSCALED, Scaled
+from plimsoll.model.disturbance import UNSCALED, Scaled, scalable_layers
 from plimsoll.model.policy import PolicyModel, hf_state_names, plain_name, published_weights
 from plimsoll.model.quantization import plain_shape
-from plimsoll.trainer.channel import Handle, Outlet
-from plimsoll.trainer.checksum import checksums
+from plimsoll.sync.buckets import WeightBucket, packed_bytes, ship_bucket
+from plimsoll.sync.channel import Outlet
+from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.protocol import Engine
 
-_NO_FACTORS: Mapping[str, float] = MappingProxyType({})
 _IN_LAYER = re.compile(r"\.\d+\.")
-
-
-@dataclass(frozen=True)
-class SentTensor:
-    """One tensor of a bucket: Hugging Face name, dtype, shape, size, and checksum of its bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    checksum: int
-
-
-@dataclass(frozen=True)
-class WeightBucket:
-    """Undivided tensors, packed one behind the other, each from a multiple of 8 bytes on.
-
-    Attributes:
-        tensors: the tensors in their order.
-        bytes: bytes of all together.
-        handle: what an `Inlet` opens to get these bytes.
-    """
-
-    tensors: tuple[SentTensor, ...]
-    bytes: int
-    handle: Handle
-
-
-def rebuild_bucket(values: Sequence[Any]) -> WeightBucket:
-    """Return the bucket whose `astuple` came as lists, as vLLM sends values to its processes."""
-    tensors, size, handle = values
-    sent = (SentTensor(n, dtype, tuple(shape), *rest) for n, dtype, shape, *rest in tensors)
-    return WeightBucket(tuple(sent), size, tuple(handle))
 
 
 @dataclass(frozen=True)
@@ -104,7 +69,7 @@ def plan_weights(
         frames = {hf_names[n]: _frame(policy.get_parameter(n)) for n in bucket}
         tensors = _with_ties(policy, frames, as_published)
         names += tensors
-        largest = max(largest, sum(_room(t.nbytes) for t in tensors.values()))
+        largest = max(largest, sum(packed_bytes(t.nbytes) for t in tensors.values()))
     return WeightPlan(tuple(names), buckets, largest)
 
 
@@ -221,48 +186,47 @@ def _with_ties(
     return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 
 
-def ship_bucket(
-    tensors: Mapping[str, Tensor], outlet: Outlet, factors: Mapping[str, float] = _NO_FACTORS
-) -> WeightBucket:
-    """Pack these tensors (by Hugging Face name) into the outlet's room, and ship them.
-
-    `factors`: by what some of them are multiplied on the way.
-    """
-    rooms = [_room(t.nbytes) for t in tensors.values()]
-    data = outlet.room(sum(rooms))
-    for (name, tensor), piece in zip(tensors.items(), data.split(rooms), strict=True):
-        piece[tensor.nbytes :].zero_()
-        packed = piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        if name in factors:
-            packed.mul_(factors[name])
-    sent = tuple(
-        SentTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes, checksum)
-        for (name, t), checksum in zip(tensors.items(), checksums(data, rooms), strict=True)
-    )
-    return WeightBucket(sent, len(data), outlet.ship())
-
-
-def sum_pieces(tensors: Sequence[SentTensor], data: Tensor) -> list[int]:
-    """Return the checksum of each tensor that is packed in a uint8 tensor."""
-    return checksums(data, [_room(sent.bytes) for sent in tensors])
-
-
-def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor]:
-    """Return the tensors that are packed in a uint8 tensor: views into it, by name."""
-    pieces: dict[str, Tensor] = {}
-    offset = 0
-    for sent in tensors:
-        piece = data[offset : offset + sent.bytes]
-        pieces[sent.name] = piece.view(getattr(torch, sent.dtype)).view(sent.shape)
-        offset += _room(sent.bytes)
-    return pieces
-
-
-def _room(size: int) -> int:
-    """Return the size rounded up to a multiple of 8 bytes, at which any dtype may begin."""
-    return -(-size // 8) * 8
-
-
 def _plain_bytes(parameter: nn.Parameter) -> int:
     """Return the bytes of the undivided parameter, dequantised if it is quantised."""
     return math.prod(plain_shape(parameter)) * parameter.element_size()
+
+
+def plan_rehearsals(engine: Engine) -> tuple[Rehearsal, ...]:
+    """Return the rehearsals before a run; the last one leaves engines with the right weights."""
+    groups = (*_groups(engine), ())
+    pairs = zip(groups, ((), *groups), strict=False)
+    return tuple(Rehearsal(Scaled(now), before) for now, before in pairs if now or before)
+
+
+def _groups(engine: Engine) -> tuple[tuple[str, ...], ...]:
+    """Return groups of layers of a policy; those of one group are scaled together.
+
+    There is one layer of each kind, such as `mlp.up_proj`, of those that training changes. Kinds
+    within the decoder's layers share a group as far as each finds a decoder layer of its own: two
+    factors of one product, such as queries and keys, could cancel. The middle layers are
+    taken if they suffice, because rounding grows most behind the first. Embedding and head, of
+    which each alone changes every log-prob, have groups of their own.
+    """
+    policy = engine.module
+    assert isinstance(policy, PolicyModel)
+    learned = [
+        kept
+        for layers in scalable_layers(policy).values()
+        if (kept := [name for name in layers if _is_learned(policy, name)])
+    ]
+    inner = [layers for layers in learned if len(layers) > 1]
+    groups: list[tuple[str, ...]] = [(layers[0],) for layers in learned if len(layers) == 1]
+    depth = max(map(len, inner), default=0)
+    room = depth // 2 if depth // 2 >= len(inner) else depth
+    wide = min(len(inner), room)
+    for start in range(0, len(inner), wide or 1):
+        places = range((depth - room) // 2, depth, room // wide)
+        pairs = zip(inner[start : start + wide], places, strict=False)
+        groups.append(tuple(layers[place * len(layers) // depth] for layers, place in pairs))
+    return tuple(groups)
+
+
+def _is_learned(policy: PolicyModel, layer: str) -> bool:
+    module = policy.get_submodule(layer)
+    inner = ".base_layer" if hasattr(module, "base_layer") else ""
+    return learns(policy, f"{layer}{inner}.weight")

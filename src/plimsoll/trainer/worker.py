@@ -33,7 +33,9 @@ from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.resolve.roles import RoleName
 from plimsoll.run.manifest import SavedFile
 from plimsoll.run.readings import DividedShare, Reading
-from plimsoll.trainer.channel import Channel, Outlet, card_name, open_outlet
+from plimsoll.sync.buckets import WeightBucket
+from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
+from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.checkpoint import CheckpointFile, write_files
 from plimsoll.trainer.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.trainer.memory import explain_shortage, read_memory
@@ -48,10 +50,9 @@ from plimsoll.trainer.protocol import (
     engine_build,
     not_finite_error,
 )
-from plimsoll.trainer.rehearsal import Rehearsal, plan_rehearsals
 from plimsoll.trainer.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.trainer.vote import PeerFailed, Vote
-from plimsoll.trainer.weights import WeightBucket, WeightPlan, gather_bucket, plan_weights
+from plimsoll.trainer.weights import WeightPlan, gather_bucket, plan_rehearsals, plan_weights
 from plimsoll.trainer.without_adapter import WithoutAdapter
 
 S = TypeVar("S")

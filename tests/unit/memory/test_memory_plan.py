@@ -30,8 +30,8 @@ from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.holdings import reload_items
 from plimsoll.sampler.vllm.sampler import vllm_sampler
 from plimsoll.shapes.known_models import read_shape
+from plimsoll.sync.price import CHECKSUM_BYTES
 from plimsoll.timeline.items import Moment
-from plimsoll.trainer.price import CHECKSUM_BYTES
 
 SFT = """\
 run: {directory: out, steps: 10}

@@ -15,9 +15,10 @@ from plimsoll.model.price.form import activation_form, adapter_tensors
 from plimsoll.resolve.kernels import Capability
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
+from plimsoll.sync.price import CHECKSUM_BYTES, Sending
 from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.tensors import job_moments
-from plimsoll.trainer.price import CHECKSUM_BYTES, RoleWork, Sending, frozen_role, trained_role
+from plimsoll.trainer.price import RoleWork, frozen_role, trained_role
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

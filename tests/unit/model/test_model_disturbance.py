@@ -22,8 +22,7 @@ from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Sample
-from plimsoll.trainer.rehearsal import plan_rehearsals
-from plimsoll.trainer.weights import learns
+from plimsoll.trainer.weights import learns, plan_rehearsals
 
 RNG = np.random.default_rng(0)
 ROWS = [Sample(RNG.integers(0, 15, n), np.arange(n) >= 1) for n in (9, 17, 5)]

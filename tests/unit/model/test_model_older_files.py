@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,7 +22,8 @@ from transformers import (
 )
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.model.older_files import add_older_settings
+from plimsoll.model.load import load_tokenizer
+from plimsoll.model.older_files import add_older_settings, with_older_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 32,
@@ -126,3 +129,50 @@ def test_a_tokenizer_has_a_class_and_tokens_that_version_4_knows(tmp_path: Path)
 def test_a_folder_without_settings_stays_as_it_is(tmp_path: Path) -> None:
     add_older_settings(tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_byte_level_tokenizer_under_llamas_class_splits_as_its_file(tmp_path: Path) -> None:
+    """As DeepSeek-R1-Distill-Llama has it; version 5 gives it the words of SentencePiece."""
+    file = Tokenizer(models.BPE(unk_token=None))
+    file.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    file.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>"]
+    )
+    file.train_from_iterator(["hello world said"], trainer)
+    settings = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "<s>"}
+    for kind, begin in (({}, [0]), ({"add_bos_token": False}, [])):
+        file.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | kind))
+        words = file.encode("hello world", add_special_tokens=False).ids
+        loaded = load_tokenizer(str(tmp_path))
+        assert loaded.encode("hello world") == [*begin, *words]
+        loaded.save_pretrained(tmp_path / "saved")
+        add_older_settings(tmp_path / "saved")
+        assert load_tokenizer(str(tmp_path / "saved")).encode("hello world") == [*begin, *words]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_llamas_class_says_whether_a_token_is_added_at_the_beginning(
+    begins: bool, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    if begins:
+        token = file.id_to_token(0)
+        file.post_processor = TemplateProcessing(f"{token} $A", None, [(token, 0)])
+    file.save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"tokenizer_class": "LlamaTokenizerFast"}))
+    add_older_settings(tmp_path)
+    saved = json.loads(path.read_text())
+    assert (saved["add_bos_token"], saved["add_eos_token"]) == (begins, False)
+
+
+def test_settings_of_other_names_are_written_under_both() -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}
+    neox = with_older_model({"model_type": "gpt_neox", "rope_parameters": rope})
+    assert (neox["rotary_emb_base"], neox["rotary_pct"]) == (5e5, 1.0)
+    experts = with_older_model({"model_type": "qwen3_moe", "num_local_experts": 4})
+    assert experts["num_experts"] == experts["num_local_experts"] == 4

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.protocol import Answers, Cluster, group_of
+from plimsoll.cluster.protocol import Cluster, Pending, group_of
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import next_kl_coefficient
 from plimsoll.jobs.which import spec_of
@@ -110,12 +110,12 @@ class PlainCluster:
 
     def call(
         self, task: Callable[..., Any], per_stream: Sequence[tuple[object, ...]]
-    ) -> Answers[Any]:
+    ) -> Pending[Any]:
         answers = []
         for role, packs in cast("Sequence[tuple[str, list[Pack]]]", per_stream):
             answers.append([-p.targets_L.astype(np.float32) / 1000 - SHIFT[role] for p in packs])
             self.asked.append((task.__name__, role))
-        return Answers(lambda: answers)
+        return Pending(lambda: answers)
 
 
 def scores_of(

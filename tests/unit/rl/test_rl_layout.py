@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.protocol import Answers, Group
+from plimsoll.cluster.protocol import Group, Pending
 from plimsoll.records import Floats, Pack, Prompt, Trajectory
 from plimsoll.rl.layout import ColumnLayout, lay_out
 from plimsoll.trainer.worker import Worker
@@ -47,13 +47,13 @@ class Scoring:
 
     def call(
         self, task: Callable[..., Any], per_stream: Sequence[tuple[object, ...]]
-    ) -> Answers[Any]:
+    ) -> Pending[Any]:
         assert len(per_stream) == self.streams and task is Worker.log_probs
         found = []
         for role, packs in cast("Sequence[tuple[str, list[Pack]]]", per_stream):
             assert role == "actor"
             found.append([pack.targets_L.astype(np.float32) for pack in packs])
-        return Answers(lambda: found)
+        return Pending(lambda: found)
 
 
 def packs_of(layout: ColumnLayout) -> list[Pack]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from plimsoll.cluster.protocol import Answers, Cluster
+from plimsoll.cluster.protocol import Cluster, Pending
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import _with_fewest_ranks
@@ -55,11 +55,11 @@ class Scorers:
 
     def call(
         self, task: Callable[..., Any], per_stream: Sequence[tuple[str, list[Pack], Any]]
-    ) -> Answers[list[Floats]]:
+    ) -> Pending[list[Floats]]:
         assert len(per_stream) == self.streams
         self.roles += [role for role, _, _ in per_stream]
         sums = [[_sums(pack) for pack in packs] for _, packs, _ in per_stream]
-        return Answers(lambda: sums)
+        return Pending(lambda: sums)
 
 
 def _sums(pack: Pack) -> Floats:

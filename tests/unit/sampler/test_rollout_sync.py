@@ -16,17 +16,10 @@ from plimsoll.config.rollout import SyncConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled
 from plimsoll.records import Floats, Ints, Prompt, Trajectory, single_turn
-from plimsoll.sampler.sync import (
-    Arrivals,
-    SyncReport,
-    WeightSync,
-    prepare_sync,
-    prove,
-    sync_weights,
-)
-from plimsoll.trainer.channel import HostInlet
-from plimsoll.trainer.rehearsal import Rehearsal
-from plimsoll.trainer.weights import WeightBucket, sum_pieces
+from plimsoll.sync.buckets import WeightBucket, sum_pieces
+from plimsoll.sync.channel import HostInlet
+from plimsoll.sync.landing import Arrivals
+from plimsoll.sync.proof import Rehearsal, SyncReport, WeightSync, prepare_sync, prove, sync_weights
 
 PLAN = (("bias",), ("steps", "first"))
 PROBE: list[Ints] = [np.array([1, 0, 1]), np.array([2, 2])]

@@ -24,8 +24,8 @@ from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sampler.transformers.config import TransformersConfig
 from plimsoll.sampler.transformers.engine import TransformersEngine
 from plimsoll.sampler.transformers.generate import GROUPED
-from plimsoll.trainer.channel import Channel
-from plimsoll.trainer.weights import WeightBucket
+from plimsoll.sync.buckets import WeightBucket
+from plimsoll.sync.channel import Channel
 
 torch.set_num_threads(1)
 

@@ -34,17 +34,11 @@ from plimsoll.sampler.price import (
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.sync.price import Sending
 from plimsoll.timeline.items import Allocation, Item, Moment
 from plimsoll.timeline.tensors import TrainPhase, job_moments
 from plimsoll.timeline.turns import states_asleep
-from plimsoll.trainer.price import (
-    RoleWork,
-    Sending,
-    frozen_role,
-    teacher_items,
-    trained_role,
-    trainer_price,
-)
+from plimsoll.trainer.price import RoleWork, frozen_role, teacher_items, trained_role, trainer_price
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")

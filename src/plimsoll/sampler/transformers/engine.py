@@ -27,15 +27,15 @@ from plimsoll.machine.nvidia import card_order
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.run.readings import Reading
-from plimsoll.sampler.landing import WeightLanding
 from plimsoll.sampler.protocol import EngineSpec, Request, RolloutBuild
 from plimsoll.sampler.text import Decoder
 from plimsoll.sampler.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
-from plimsoll.trainer.channel import Channel, card_name
+from plimsoll.sync.buckets import WeightBucket, split_bytes
+from plimsoll.sync.channel import Channel, card_name
+from plimsoll.sync.landing import WeightLanding
 from plimsoll.trainer.export import AdapterFiles
 from plimsoll.trainer.memory import read_memory
 from plimsoll.trainer.process_group import kernel_limits, suit_cards
-from plimsoll.trainer.weights import WeightBucket, split_bytes
 
 
 class TransformersEngine:

@@ -27,8 +27,8 @@ from plimsoll.sampler.vllm.holdings import (
 )
 from plimsoll.sampler.vllm.plan_rules import free_share, plan_problems
 from plimsoll.sampler.vllm.sampler import VllmSampler, vllm_sampler
+from plimsoll.sync.price import CHECKSUM_BYTES, Sending
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.trainer.price import CHECKSUM_BYTES, Sending
 
 
 def _find_unstarted(site: EngineSite, card_bytes: int | None) -> Iterator[Problem]:

@@ -22,10 +22,10 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from plimsoll.machine.stacks import write_stacks_when_asked
-from plimsoll.sampler.landing import WeightLanding
-from plimsoll.trainer.channel import Channel, card_name
+from plimsoll.sync.buckets import rebuild_bucket, split_bytes
+from plimsoll.sync.channel import Channel, card_name
+from plimsoll.sync.landing import WeightLanding
 from plimsoll.trainer.memory import read_card
-from plimsoll.trainer.weights import rebuild_bucket, split_bytes
 
 
 def _without_amx_attention() -> None:

@@ -10,6 +10,7 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.shapes.shape import parameter_tensors
+from plimsoll.sync.price import Sending
 from plimsoll.timeline.items import Where
 from plimsoll.timeline.tensors import Life, Tensors
 from plimsoll.trainer.price import (
@@ -17,7 +18,6 @@ from plimsoll.trainer.price import (
     Outgoing,
     RoleWork,
     SavedBytes,
-    Sending,
     TrainedTensors,
     TrainerPrice,
     loading_tensors,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.sync.price import Sending
 from plimsoll.timeline.tensors import Tensors
-from plimsoll.trainer.price import RoleWork, SavedBytes, Sending, TrainedTensors, TrainerPrice
+from plimsoll.trainer.price import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
 
 _SOURCE = "trainer/plain/engine.py"
 

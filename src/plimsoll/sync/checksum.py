@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from plimsoll.trainer.price import CHECKSUM_BYTES
+from plimsoll.sync.price import CHECKSUM_BYTES
 
 _ROWS_AT_ONCE = 4
 """Rows in one product; more would need more memory, fewer more kernels."""

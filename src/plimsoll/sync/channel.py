@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import Store
 
 from plimsoll.config.rollout import DecidedRoute
 from plimsoll.errors import WeightSyncError
-from plimsoll.trainer.process_group import PATIENCE, find_store, fixed_segments, serve_store
+from plimsoll.sync.meeting import PATIENCE, find_store, fixed_segments, serve_store
 
 Handle = tuple[Any, ...]
 """What an outlet ships: the plain values by which an inlet finds a bucket's bytes."""

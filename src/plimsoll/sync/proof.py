@@ -24,9 +24,6 @@ from plimsoll.config.rollout import SyncConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled
 from plimsoll.records import Floats, Ints, Trajectory
-from plimsoll.run.counting import plural
-from plimsoll.trainer.rehearsal import Rehearsal
-from plimsoll.trainer.weights import SentTensor
 
 _FACTORS = (-1.0, -8.0, -64.0)
 """By what layers are scaled in a rehearsal: one that has learned shows a change of sign, a new one
@@ -35,6 +32,25 @@ _REHEARSAL_TOKENS = 200
 """Tokens of the probe that rehearsals use, at least, if it has as many."""
 _LEAST = 2.0**-21
 """The rounding of a log-prob itself, as a part of it: a log-softmax adds up in fp32."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The layers of a policy that are sent to engines at once.
+
+    Attributes:
+        scaled: the layers whose weights are sent scaled.
+        restored: the layers that the rehearsal before scaled, by their names in the policy; their
+            weights are sent as they are.
+    """
+
+    scaled: Scaled
+    restored: tuple[str, ...]
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers that are sent."""
+        return self.scaled.layers + self.restored
 
 
 class WeightRoute(Protocol):
@@ -298,41 +314,3 @@ def _disagreement(expected: Floats, sampled: Floats, rounding: float, sync: Weig
         "dtype, as with rollout.vllm.arguments.quantization: rollout.sync.max_logprob_gap then "
         "sets a bound for it. `plimsoll explain-gap CONFIG` tries which setting closes the gap"
     )
-
-
-class Arrivals:
-    """The tensors that one weight sync announced, and which of them have come."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._missing = set(names)
-
-    def take(self, tensors: Sequence[SentTensor], arrived: Sequence[int] | None) -> None:
-        """Check the tensors of a bucket that came, and note them.
-
-        Args:
-            tensors: the tensors as they were sent.
-            arrived: the checksums of what came; None if another process of the engine, which reads
-                the same memory, checks it.
-
-        Raises:
-            WeightSyncError: one was not announced, came twice, or its bytes are not those sent.
-        """
-        for number, sent in enumerate(tensors):
-            if sent.name not in self._missing:
-                raise WeightSyncError(f"{sent.name} came twice, or was never announced")
-            if arrived is not None and arrived[number] != sent.checksum:
-                raise WeightSyncError(
-                    f"{sent.name} arrived damaged: checksum {arrived[number]:x}, but "
-                    f"{sent.checksum:x} was sent"
-                )
-            self._missing.remove(sent.name)
-
-    def complete(self) -> None:
-        """Raise WeightSyncError if announced tensors have not come."""
-        if self._missing:
-            first = ", ".join(sorted(self._missing)[:5])
-            raise WeightSyncError(
-                f"{plural(len(self._missing), 'tensor')} of the new weights never arrived: "
-                f"{first}. The engine would go on with the old ones and sample from no version at "
-                "all"
-            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,9 +10,47 @@ from torch import Tensor
 
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.faults import fault_value
-from plimsoll.sampler.sync import Arrivals
-from plimsoll.trainer.channel import Channel, Inlet, open_inlet
-from plimsoll.trainer.weights import WeightBucket, sum_pieces
+from plimsoll.run.counting import plural
+from plimsoll.sync.buckets import SentTensor, WeightBucket, sum_pieces
+from plimsoll.sync.channel import Channel, Inlet, open_inlet
+
+
+class Arrivals:
+    """The tensors that one weight sync announced, and which of them have come."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._missing = set(names)
+
+    def take(self, tensors: Sequence[SentTensor], arrived: Sequence[int] | None) -> None:
+        """Check the tensors of a bucket that came, and note them.
+
+        Args:
+            tensors: the tensors as they were sent.
+            arrived: the checksums of what came; None if another process of the engine, which reads
+                the same memory, checks it.
+
+        Raises:
+            WeightSyncError: one was not announced, came twice, or its bytes are not those sent.
+        """
+        for number, sent in enumerate(tensors):
+            if sent.name not in self._missing:
+                raise WeightSyncError(f"{sent.name} came twice, or was never announced")
+            if arrived is not None and arrived[number] != sent.checksum:
+                raise WeightSyncError(
+                    f"{sent.name} arrived damaged: checksum {arrived[number]:x}, but "
+                    f"{sent.checksum:x} was sent"
+                )
+            self._missing.remove(sent.name)
+
+    def complete(self) -> None:
+        """Raise WeightSyncError if announced tensors have not come."""
+        if self._missing:
+            first = ", ".join(sorted(self._missing)[:5])
+            raise WeightSyncError(
+                f"{plural(len(self._missing), 'tensor')} of the new weights never arrived: "
+                f"{first}. The engine would go on with the old ones and sample from no version at "
+                "all"
+            )
 
 
 class WeightLanding:
