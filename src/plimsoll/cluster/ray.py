@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -63,9 +63,6 @@ R = TypeVar("R")
 
 _CULPRIT_SECONDS = 10.0
 """How long to wait for a death notice after an error that another process may have caused."""
-
-_SOON_SECONDS = 0.02
-"""How long `wait_for` waits before it looks at the members."""
 
 _STACK_SECONDS = 2.0
 """How long processes may take to write their threads' stacks."""
@@ -337,8 +334,7 @@ class RayCluster:
 
     def wait_for(self, future: Future[R]) -> R:
         """Return the result of work in another thread; watch all members meanwhile."""
-        wait([future], _SOON_SECONDS)  # a look at the members takes longer
-        with self._hangs.looking("generate") as look:
+        with self._hangs.looking("generate", future) as look:
             # An engine still works on a call whose coroutine gave up.
             while not future.done() or self._asked.has_given_up():
                 first = look([*self._watches], self._asked.has_moved())

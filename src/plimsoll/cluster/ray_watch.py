@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -56,14 +57,17 @@ class HangWatch:
             yield partial(self._first, allowed)
 
     @contextmanager
-    def looking(self, call: str) -> Iterator[Callable[[Sequence[Any], bool], Any]]:
+    def looking(
+        self, call: str, future: Future[Any]
+    ) -> Iterator[Callable[[Sequence[Any], bool], Any]]:
         """Yield a function that checks members while another thread waits for their calls.
 
         Call the function again and again, with references that must not end, and with whether a
-        call has ended since the last time. It returns a reference that ended, a Hang, or None.
+        call has ended since the last time. It returns a reference that ended, a Hang, or None; and
+        at once when the other thread's work, `future`, is done.
         """
         with self._allow_silence(call) as allowed:
-            yield partial(self._look, allowed)
+            yield partial(self._look, allowed, future)
 
     @contextmanager
     def _allow_silence(self, call: str) -> Iterator[float]:
@@ -72,8 +76,11 @@ class HangWatch:
         yield allowance(self._timeout, call, self._longest.get(call))
         self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
 
-    def _look(self, allowed: float, references: Sequence[Any], moved: bool) -> Any:
-        ended = self._wait(references, _LOOK_SECONDS)
+    def _look(
+        self, allowed: float, future: Future[Any], references: Sequence[Any], moved: bool
+    ) -> Any:
+        waits = not future.done()
+        ended = self._wait(references, 0.0 if waits else _LOOK_SECONDS, future if waits else None)
         if moved:
             self._heartbeats = self._heartbeats.move()
         return ended or self._round(allowed)
@@ -88,9 +95,16 @@ class HangWatch:
                 return hang or ended
         return None
 
-    def _wait(self, references: Sequence[Any], seconds: float) -> Any:
-        """Return the result of `first_ended`, and advance the heartbeats' clock."""
+    def _wait(
+        self, references: Sequence[Any], seconds: float, future: Future[Any] | None = None
+    ) -> Any:
+        """Return the result of `first_ended`, and advance the heartbeats' clock.
+
+        A `future` is waited for first, for `_LOOK_SECONDS` at most.
+        """
         start = time.monotonic()
+        if future is not None:
+            wait([future], _LOOK_SECONDS)
         ended = first_ended(references, seconds)
         self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
         return ended
