@@ -62,7 +62,7 @@ class Attempt:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it ended without a word."""
+        """Whether it ended without an error message."""
         is_begun = self.open is not None and (self.open.is_open or self.code < 0)
         return is_begun and self.end is None
 
@@ -104,7 +104,7 @@ def _supervise(words: Sequence[str]) -> int:
         if attempts and last.open is None and last.code < 0:  # killed before it came so far
             last = replace(last, open=attempts[-1].open)
         attempts.append(last)
-        reason = why_not_again(attempts)
+        reason = reason_to_stop(attempts)
         what_now = _start_text(attempts) if reason is None else reason
         if text := f"{_killed_text(last)}{what_now}".strip():
             tell(text)
@@ -116,8 +116,8 @@ def _supervise(words: Sequence[str]) -> int:
             return Interrupted.exit_code
 
 
-def why_not_again(attempts: Sequence[Attempt]) -> str | None:
-    """Return None if the run is to be started again; else why not: "" if nothing need be said."""
+def reason_to_stop(attempts: Sequence[Attempt]) -> str | None:
+    """Return why the run is not started again, or "" if no reason is shown; None to start it."""
     last = attempts[-1]
     if last.open is None or last.asked or last.code == 0 or last.open.restarts == 0:
         return ""

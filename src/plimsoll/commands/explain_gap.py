@@ -27,11 +27,11 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.sampling import probe_sequences
 from plimsoll.rl.setup import (
     coarser_dtype,
-    give_cards_to_ranks,
-    make_room,
+    free_memory_for_sync,
     prompt_loader,
     sends_first,
     start,
+    wake_sleeping_ranks,
     weight_route,
 )
 from plimsoll.sync.proof import WeightRoute
@@ -132,9 +132,9 @@ def measure_gap(spec: RunSpec[RlConfig]) -> Gap:
     """Load the actor and start the engines as a run does, and return what they differ by."""
     prompts = _prompts(spec)
     with closing(start(spec, prompts)) as cluster:
-        give_cards_to_ranks(cluster, spec)
+        wake_sleeping_ranks(cluster, spec)
         load_role(cluster, spec, "actor")
-        make_room(cluster, spec)
+        free_memory_for_sync(cluster, spec)
         route = weight_route(cluster, spec)
         if sends_first(spec):
             route.transfer(spec.config.rollout.sync.bucket_bytes, 0)

@@ -70,10 +70,10 @@ from plimsoll.rl.revived import Revived
 from plimsoll.rl.setup import (
     RlData,
     RlWork,
-    give_cards_to_ranks,
     load_prompt_data,
     prompt_loader,
     start,
+    wake_sleeping_ranks,
 )
 from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
@@ -122,14 +122,14 @@ def _train(
         lambda session: load(session, session.spec),
         lambda data: start(spec, (*data.train, *data.eval)),
     ) as work:
-        give_cards_to_ranks(work.cluster, spec)
+        wake_sleeping_ranks(work.cluster, spec)
         load_roles(work)
         with closing(open_source(work)) as source:
             if work.session.resumed:
-                give_cards_to_ranks(work.cluster, spec)  # until `begin` sends the restored weights
+                wake_sleeping_ranks(work.cluster, spec)  # until `begin` sends the restored weights
             restore(work.session, work.cluster)
             state = train(work, source)
-        give_cards_to_ranks(work.cluster, spec)
+        wake_sleeping_ranks(work.cluster, spec)
         save_model(work.session, work.cluster, state)
         work.session.journal.keep(lambda key: False)
 

@@ -237,11 +237,11 @@ class SampledAhead:
         journal = GroupJournal(self._work.session.journal, ("group", place))
         oldest = max(0, version - self._work.config.rollout.staleness)
         for before in range(version, oldest - 1, -1):
-            found = journal.within(before).find([prompt] * self._asking.responses)
+            found = journal.under(before).find([prompt] * self._asking.responses)
             if found is not None and FinishedGroup(place, found.trajectories).oldest >= oldest:
                 return found  # else it would be dropped at once
         seeds = np.random.SeedSequence([self._work.config.run.seed, place, version])
-        seed, kept = int(seeds.generate_state(1)[0]), journal.within(version)
+        seed, kept = int(seeds.generate_state(1)[0]), journal.under(version)
         if self._environments is None:
             return await answer(self._asking, [prompt], seed, place, kept)
         floor = Floor(self._environments, self._asking, self._scorer.source)

@@ -134,7 +134,7 @@ def answers(
     Each prompt makes a group; groups are numbered from `first_group` in the prompts' order.
     """
     asking = Asking(cluster.ask, responses, sampling, answering.submit, on_failure)
-    journal = answering.journal.within(seed, responses, sampling.temperature)
+    journal = answering.journal.under(seed, responses, sampling.temperature)
     together = cluster.responses_per_request()
     if answering.environments is not None:
         floor = Floor(answering.environments, asking, answering.source)
@@ -157,7 +157,7 @@ async def _answer_parts(
     firsts = range(0, len(prompts), size)
     seeds = derive_seeds(seed, len(firsts))
     return await side_by_side(
-        answer(asking, prompts[i : i + size], seeds[n], first_group + i, journal.within(n))
+        answer(asking, prompts[i : i + size], seeds[n], first_group + i, journal.under(n))
         for n, i in enumerate(firsts)
     )
 

@@ -207,7 +207,7 @@ async def play_groups(
         rounds = Rounds(asking.ask, together, seed, episodes, places)
         floor = replace(floor, asking=replace(asking, ask=rounds.ask), end=rounds.end)
     return await side_by_side(
-        play_group(floor, prompt, prompt_seed, first_group + i, journal.within(i))
+        play_group(floor, prompt, prompt_seed, first_group + i, journal.under(i))
         for i, (prompt, prompt_seed) in enumerate(
             zip(prompts, derive_seeds(seed, len(prompts)), strict=True)
         )
@@ -236,7 +236,7 @@ async def play_group(
         asking.on_failure(failure)
 
     episodes = await side_by_side(
-        _episode(floor, prompt, seed, number, note_failure, of_episodes.within(number))
+        _episode(floor, prompt, seed, number, note_failure, of_episodes.under(number))
         for number in range(asking.responses)
     )
     played = [replace(t, group=group) for t in episodes if t is not None]

@@ -23,7 +23,7 @@ class GroupJournal:
     journal: Journal | None = None
     begin: RecordKey = ()
 
-    def within(self, *further: str | int | float) -> GroupJournal:
+    def under(self, *further: str | int | float) -> GroupJournal:
         """Return the records whose keys go on with these words."""
         return replace(self, begin=(*self.begin, *further))
 

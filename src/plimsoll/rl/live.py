@@ -16,7 +16,13 @@ from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.group_journal import GroupJournal
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
-from plimsoll.rl.setup import RlWork, first_sync, leave_cards, make_room, turn_to_ranks
+from plimsoll.rl.setup import (
+    RlWork,
+    first_sync,
+    free_memory_for_sync,
+    put_ranks_to_sleep,
+    wake_ranks,
+)
 from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
 from plimsoll.sync.proof import WeightSync, sync_weights
@@ -48,9 +54,9 @@ class Live(Source):
         """Return the source, after checking that engines and ranks hold the same weights."""
         environments = set_up(work.spec, kinds, scorer)
         with work.session.phase("sync", work.cluster):
-            make_room(work.cluster, work.spec)  # of what loading needed
+            free_memory_for_sync(work.cluster, work.spec)  # of what loading needed
             sync = first_sync(work.cluster, work.spec, work.data)
-            leave_cards(work.cluster, work.spec)
+            put_ranks_to_sleep(work.cluster, work.spec)
         staleness = work.spec.config.rollout.staleness
         ahead = SampledAhead(work, scorer, environments) if staleness else None
         return cls(work, scorer, environments, sync, ahead)
@@ -71,9 +77,9 @@ class Live(Source):
         self.scorer.restore(state.rewards)
         if session.resumed:
             with session.phase("sync", self.work.cluster):
-                make_room(self.work.cluster, self.work.spec)
+                free_memory_for_sync(self.work.cluster, self.work.spec)
                 sync_weights(self.sync, state.weight_version)
-                leave_cards(self.work.cluster, self.work.spec)
+                put_ranks_to_sleep(self.work.cluster, self.work.spec)
 
     def draw(self, state: RunState) -> Experience:
         """Sample and score the trajectories of the step after `state`, and return them."""
@@ -86,7 +92,7 @@ class Live(Source):
         trajectories, greedy = sampled.trajectories, sampled.greedy
         with work.session.phase("score", cluster):
             if self.ahead is None:
-                turn_to_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
+                wake_ranks(cluster, work.spec)  # only now: engines are read awake, as planned
             if work.config.batch.dynamic_sampling is None:  # else each round was scored by itself
                 trajectories = score_by_models(trajectories, work.spec, cluster)
             if greedy:
@@ -98,9 +104,9 @@ class Live(Source):
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the engines; return the transfer's metrics (`sync/<name>`)."""
         with self.work.session.phase("sync", self.work.cluster):
-            make_room(self.work.cluster, self.work.spec)
+            free_memory_for_sync(self.work.cluster, self.work.spec)
             proved = sync_weights(self.sync, step)
-            leave_cards(self.work.cluster, self.work.spec)
+            put_ranks_to_sleep(self.work.cluster, self.work.spec)
         if self.ahead is not None:
             self.ahead.renew(step)
         return {
@@ -115,12 +121,12 @@ class Live(Source):
         self.close()
         work = self.work
         with work.session.phase("load", work.cluster):
-            make_room(work.cluster, work.spec)
+            free_memory_for_sync(work.cluster, work.spec)
             dead = work.cluster.revive_engines()
         with work.session.phase("sync", work.cluster):
             self.sync.route.renew()
             sync_weights(self.sync, version)
-            leave_cards(work.cluster, work.spec)
+            put_ranks_to_sleep(work.cluster, work.spec)
         return dead
 
     def evaluate(self, step: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.experience import Experience, Source
-from plimsoll.rl.setup import RlWork, turn_to_ranks
+from plimsoll.rl.setup import RlWork, wake_ranks
 from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import StepDraw, read_draw, read_trajectories
@@ -51,7 +51,7 @@ class Recorded(Source):
         draw = self._draw_of(state.step + 1)
         if draw is None:
             return self.source.draw(state)
-        turn_to_ranks(self.work.cluster, self.work.spec)
+        wake_ranks(self.work.cluster, self.work.spec)
         with self.work.session.phase("score", self.work.cluster):
             path = self.work.session.directory.trajectories_path(state.step + 1)
             trajectories = read_trajectories(path)

@@ -191,8 +191,8 @@ def _begins_adapted(spec: RunSpec[RlConfig]) -> bool:
     return spec.actor.adapter is not None and spec.actor.adapter.path is not None
 
 
-def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Release the memory of ranks that share cards with engines, as far as a sync does without it.
+def free_memory_for_sync(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Free the card memory of ranks that a weight sync does not need, where they share cards.
 
     What allocators keep is freed; if ranks sleep, all moves to the host but the actor's weights.
     Call it before engines wake, and after loading, which needs more memory than sampling does.
@@ -203,23 +203,23 @@ def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
         on_all_ranks(cluster, Worker.give_back)
 
 
-def leave_cards(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Put the rest of the ranks to sleep, once the engines have the actor's weights."""
+def put_ranks_to_sleep(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Move the actor's weights to the host, too, once the engines have them, if ranks sleep so."""
     if spec.rank_sleep == "all":
         on_all_ranks(cluster, Worker.sleep, "all")
 
 
-def give_cards_to_ranks(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Give the cards to the ranks for a while that needs no engines, in a run whose ranks sleep.
+def wake_sleeping_ranks(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Wake the ranks of a run whose ranks sleep, for loading, restoring or saving.
 
-    They load, restore and save with all of their memory, and engines wake with the next sync.
+    The engines sleep until the next sync, so that the ranks have all of the cards' memory.
     """
     if spec.rank_sleep != "none":
-        turn_to_ranks(cluster, spec)
+        wake_ranks(cluster, spec)
 
 
-def turn_to_ranks(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Put the engines to sleep, if they are to sleep; then wake the ranks."""
+def wake_ranks(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
+    """Wake the ranks, after the engines have gone to sleep, if their settings let them."""
     cluster.engines_do(RolloutEngine.sleep)
     if spec.rank_sleep != "none":
         on_all_ranks(cluster, Worker.wake)

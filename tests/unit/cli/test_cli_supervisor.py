@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.supervisor import Attempt, Silence, resuming, why_not_again
+from plimsoll.cli.supervisor import Attempt, Silence, reason_to_stop, resuming
 from plimsoll.errors import Recovery
 from plimsoll.run.ending import RunEnd
 from plimsoll.run.supervised import OpenRun
@@ -50,7 +50,7 @@ BROKE = failed("training rank 1 (pid 17 on node 10.0.0.1) failed", "error")
     ],
 )
 def test_nothing_is_started_again_that_would_fail_again(attempt: Attempt) -> None:
-    assert why_not_again([attempt]) == ""
+    assert reason_to_stop([attempt]) == ""
 
 
 KILLED_EARLY = Attempt(-9, replace(OPEN, is_open=False))
@@ -58,49 +58,49 @@ KILLED_EARLY = Attempt(-9, replace(OPEN, is_open=False))
 
 @pytest.mark.parametrize("attempt", [KILLED, DIED, BROKE, Attempt(1, OPEN), KILLED_EARLY])
 def test_a_fault_of_the_machine_starts_the_run_again(attempt: Attempt) -> None:
-    assert why_not_again([attempt]) is None
+    assert reason_to_stop([attempt]) is None
 
 
 def test_so_many_faults_in_an_hour_are_the_last() -> None:
     attempts = [replace(DIED, at=60.0 * minute) for minute in (0, 10, 20, 30)]
-    assert why_not_again(attempts[:3]) is None
-    assert why_not_again(attempts) == (
+    assert reason_to_stop(attempts[:3]) is None
+    assert reason_to_stop(attempts) == (
         "The run is not started again: 4 faults of the machine within an hour, and run.restarts is "
         "3. The first, in step 4: training rank 1 (pid 17 on node 10.0.0.1) died in the phase "
         "sync; all came in this step, so its rows may be at fault"
     )
     attempts[-1] = replace(DIED, at=3700.0)
-    assert why_not_again(attempts) is None
+    assert reason_to_stop(attempts) is None
 
 
 def test_errors_and_faults_of_the_machine_are_counted_apart() -> None:
     errors = [failed("training rank 1 failed", "error", step) for step in range(1, 5)]
     both = [each for error in errors for each in (DIED, error)]
-    assert all(why_not_again(both[:length]) is None for length in range(1, 7))
-    assert "4 faults of the machine" in (why_not_again(both[:7]) or "")
-    assert "4 errors within an hour" in (why_not_again([*both[:6], errors[3]]) or "")
-    assert "in step 1: training" in (why_not_again([*both[:6], errors[3]]) or "")
+    assert all(reason_to_stop(both[:length]) is None for length in range(1, 7))
+    assert "4 faults of the machine" in (reason_to_stop(both[:7]) or "")
+    assert "4 errors within an hour" in (reason_to_stop([*both[:6], errors[3]]) or "")
+    assert "in step 1: training" in (reason_to_stop([*both[:6], errors[3]]) or "")
 
 
 def test_an_error_before_the_first_step_is_the_last() -> None:
     """A fault of the machine there is not: a process may be killed while it loads."""
     first = failed("rollout engine 0 does not compute what the trainer computes", "error", 0)
-    assert "it failed before its first step" in (why_not_again([first]) or "")
-    assert why_not_again([replace(DIED, end=failed("died", "process", 0).end)]) is None
+    assert "it failed before its first step" in (reason_to_stop([first]) or "")
+    assert reason_to_stop([replace(DIED, end=failed("died", "process", 0).end)]) is None
 
 
 def test_an_error_that_comes_again_at_the_same_step_is_of_the_data() -> None:
     """A process that is killed again at the same step is not: it may be by chance."""
     again = failed("training rank 0 (pid 99 on node 10.0.0.2) failed", "error")
-    assert "step 4 ended by the same error twice" in (why_not_again([BROKE, again]) or "")
-    assert "the same error twice" in (why_not_again([BROKE, DIED, again]) or "")
+    assert "step 4 ended by the same error twice" in (reason_to_stop([BROKE, again]) or "")
+    assert "the same error twice" in (reason_to_stop([BROKE, DIED, again]) or "")
     for before, last in (
         (BROKE, failed("training rank 1 (pid 17 on node 10.0.0.1) failed", "error", 5)),
         (BROKE, failed("rollout engine 1 failed", "error")),
         (KILLED, KILLED),
         (DIED, DIED),
     ):
-        assert why_not_again([before, last]) is None
+        assert reason_to_stop([before, last]) is None
 
 
 @pytest.mark.parametrize(

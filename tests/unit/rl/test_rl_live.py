@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll.rl import live
 from plimsoll.rl.live import Live
-from plimsoll.rl.setup import give_cards_to_ranks, turn_to_ranks
+from plimsoll.rl.setup import wake_ranks, wake_sleeping_ranks
 
 
 def watched(calls: list[str]) -> Any:
@@ -57,8 +57,8 @@ def test_ranks_make_room_before_engines_are_first_used(
 @pytest.mark.parametrize("depth", ["none", "states", "all"])
 def test_ranks_wake_when_engines_are_asleep(depth: str) -> None:
     calls: list[str] = []
-    turn_to_ranks(watched(calls), shared(depth))
+    wake_ranks(watched(calls), shared(depth))
     assert calls == ["RolloutEngine.sleep", *(["Worker.wake"] if depth != "none" else [])]
     calls.clear()
-    give_cards_to_ranks(watched(calls), shared(depth))
+    wake_sleeping_ranks(watched(calls), shared(depth))
     assert calls == ([] if depth == "none" else ["RolloutEngine.sleep", "Worker.wake"])
