@@ -188,7 +188,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The engine loads what the trainer saved after its first steps."""
     home = tmp_path_factory.mktemp("sync")
     with trainer(home, "bfloat16") as worker:
-        train(worker)
+        train(worker, rng=RNG)
         worker.save_model("actor", home / "saved")
         with engine_beside(worker, home / "saved", "bfloat16") as pair:
             yield pair
@@ -218,8 +218,12 @@ def engine_beside(
         yield Pair(worker, engine, loop)
 
 
-def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator = RNG) -> None:
-    """Three real steps; by default they move every weight far enough for any stale one to show."""
+def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator | None = None) -> None:
+    """Three real steps; by default they move every weight far enough for any stale one to show.
+
+    rng: what draws the rows; None: the same rows each time.
+    """
+    rng = np.random.default_rng(0) if rng is None else rng
     rows = [learned_after(1, rng.integers(0, 15, 24)) for _ in range(8)]
     [packs] = pack(rows, 1, 256)
     counts = BatchCounts(sum(int(row.loss_mask.sum()) for row in rows), len(rows))
@@ -232,7 +236,7 @@ def test_the_saved_model_in_vllm_gives_the_trainers_log_probs(pair: Pair) -> Non
 
 
 def test_trained_weights_arrive(pair: Pair) -> None:
-    train(pair.worker)
+    train(pair.worker, rng=RNG)
     with pytest.raises(WeightSyncError):
         prove(pair.proved_within(BOUND), 1)  # the training moved the weights by more than rounding
     assert pair.sync(1).gap < 0.02
@@ -282,7 +286,7 @@ def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(
 
 
 def test_the_samplers_log_probs_are_the_trainers_at_the_sampling_temperature(pair: Pair) -> None:
-    train(pair.worker)
+    train(pair.worker, rng=RNG)
     pair.sync(2)
     prompts = tuple(Prompt(i, RNG.integers(0, 15, 4 + i), "") for i in range(6))
     sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)
@@ -320,7 +324,7 @@ def test_prompts_beyond_one_prefill_are_sampled_with_their_seeds(pair: Pair) -> 
 
 
 def test_a_tied_head_that_is_not_sent_is_caught_by_what_the_engine_computes(pair: Pair) -> None:
-    train(pair.worker)
+    train(pair.worker, rng=RNG)
     forgetful = replace(pair, withheld="lm_head.weight")
     forgetful.skip_unless_stale()
     with pytest.raises(WeightSyncError, match=BOTH_NUMBERS):
@@ -332,14 +336,14 @@ def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_the_engine_computes(
     pair: Pair,
 ) -> None:
     old = pair.tensor(STALE)
-    train(pair.worker)
+    train(pair.worker, rng=RNG)
     with pytest.raises(WeightSyncError, match=BOTH_NUMBERS):
         replace(pair, alter=instead(STALE, old)).sync(4)
     assert pair.sync(4).gap < 0.02
 
 
 def test_a_dropped_tensor_is_named(pair: Pair) -> None:
-    train(pair.worker)
+    train(pair.worker, rng=RNG)
     with pytest.raises(WeightSyncError, match=f"1 tensor .* never arrived: {STALE}"):
         replace(pair, alter=without(STALE)).sync(5)
 
