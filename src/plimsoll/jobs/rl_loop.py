@@ -60,13 +60,10 @@ from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
-from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.group_journal import is_open
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
-from plimsoll.rl.recorded import Recorded
 from plimsoll.rl.replay import Replay, load_replay_data
-from plimsoll.rl.revived import Revived
 from plimsoll.rl.setup import (
     RlData,
     RlWork,
@@ -75,6 +72,7 @@ from plimsoll.rl.setup import (
     start,
     wake_sleeping_ranks,
 )
+from plimsoll.rl.source import Experience, Recorded, Revived, Source
 from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.files import explaining_errors

@@ -12,7 +12,6 @@ from plimsoll.rl.answers import Answering
 from plimsoll.rl.environments import EnvironmentKinds, set_up
 from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
-from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.group_journal import GroupJournal
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
@@ -23,6 +22,7 @@ from plimsoll.rl.setup import (
     put_ranks_to_sleep,
     wake_ranks,
 )
+from plimsoll.rl.source import Experience, Source
 from plimsoll.run.counting import plural
 from plimsoll.run.state import RunState
 from plimsoll.sync.proof import WeightSync, sync_weights

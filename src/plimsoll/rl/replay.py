@@ -13,9 +13,9 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Trajectory
 from plimsoll.resolve.rules.stored import check_replayed
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.rl.buffer import staleness_metrics
-from plimsoll.rl.experience import Experience, Source
+from plimsoll.rl.ahead import staleness_metrics
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
+from plimsoll.rl.source import Experience, Source
 from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState

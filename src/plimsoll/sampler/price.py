@@ -204,5 +204,5 @@ def waiting_item(rollout: RolloutConfig, sequences: int, longest: int) -> Item |
     size = batches * sequences * longest * _TOKEN_BYTES
     formula = f"{_TOKEN_BYTES} bytes x {longest:,} tokens x {sequences:,} trajectories x "
     formula += f"{batches} batches (rollout.staleness + 1)"
-    name, source = "groups that wait", "records.py: Trajectory; rl/buffer.py"
+    name, source = "groups that wait", "records.py: Trajectory; rl/ahead.py"
     return Item("rollout", "rollout engines", name, "host", "allocated", size, formula, source)

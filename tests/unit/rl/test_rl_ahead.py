@@ -10,8 +10,7 @@ import pytest
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, single_turn
 from plimsoll.reward.score import RewardFailure, Scored
-from plimsoll.rl.ahead import GroupStream
-from plimsoll.rl.buffer import GroupBuffer
+from plimsoll.rl.ahead import GroupBuffer, GroupStream
 
 TOKENS = np.zeros(1, np.int64)
 

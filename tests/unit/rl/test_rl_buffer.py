@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.records import Prompt, Trajectory
-from plimsoll.rl.buffer import FinishedGroup, GroupBuffer, staleness_metrics
+from plimsoll.rl.ahead import FinishedGroup, GroupBuffer, staleness_metrics
 
 PROMPT = Prompt(0, np.array([1]), "?")
 

@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from plimsoll.errors import EngineDied
-from plimsoll.rl.experience import Source
-from plimsoll.rl.revived import Revived
 from plimsoll.rl.setup import RlWork
+from plimsoll.rl.source import Revived, Source
 
 DEATH = "rollout engine 1 died\n  Why: it was killed\n  Logs: logs/engine-1.{out,err}"
 
