@@ -125,11 +125,14 @@ def _read_places(path: Path) -> Iterator[tuple[RecordKey, _Place]]:
     """Yield the whole records of a file, up to the first that is cut off or damaged."""
     if not path.is_file():
         return
+    size = path.stat().st_size
     with path.open("rb") as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             length, checksum = _HEAD.unpack(head)
+            if length > size - file.tell():  # a damaged one may be larger than any memory
+                return
             body = file.read(length)
-            if len(body) < length or xxhash.xxh3_64_intdigest(body) != checksum:
+            if xxhash.xxh3_64_intdigest(body) != checksum:
                 return
             name, _, content = body.partition(b"\n")
             yield tuple(json.loads(name)), _Place(file.tell() - len(content), len(content))

@@ -80,6 +80,19 @@ def test_a_kill_or_a_damage_costs_only_what_follows_it(byte: int, cut: bool) -> 
         assert found(Journal(path, "lineage"), 9) == [plain(sampled(9))]
 
 
+def test_a_damaged_length_ends_the_records_however_large_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal.bin"
+    journal = Journal(path, "lineage")
+    journal.add_groups(("group", 1), [sampled(1)])
+    end = path.stat().st_size
+    journal.add_groups(("group", 2), [sampled(2)])
+    content = bytearray(path.read_bytes())
+    content[end + 7] ^= 0x40  # of the eight bytes of a length: 2^62 more
+    path.write_bytes(content)
+    again = Journal(path, "lineage")
+    assert found(again, 1) == [plain(sampled(1))] and found(again, 2) is None
+
+
 def test_another_lineage_finds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     Journal(path, "one").add_groups(("group", 3), [sampled(3)])
