@@ -21,7 +21,7 @@ from vllm_cases import started
 from plimsoll.cluster.protocol import Answers
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rl import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules

@@ -20,8 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.model.adapters import add_adapter

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from plimsoll.commands.found_models import FoundCheckpoint
 from plimsoll.commands.merge import load_plain, write_plain
-from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import Dtype
+from plimsoll.config.engine import Dtype, TrainedRole
 from plimsoll.data.template import given_template
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import add_adapter, save_adapter

@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from plimsoll.config.model import DecidedDtype, ModelConfig
+from plimsoll.config.engine import DecidedDtype, ModelConfig
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import load_adapter, plain_weight, read_adapter_config

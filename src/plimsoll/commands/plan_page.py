@@ -12,10 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from plimsoll.commands.planning import advise_job, plan_job
-from plimsoll.config.flags import Flag, parse_flags
+from plimsoll.config.flags import Flag, parse_flags, write_flags
 from plimsoll.config.load import read_config_text
 from plimsoll.config.secrets import mask_secrets
-from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any

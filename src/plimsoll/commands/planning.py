@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.flags import apply_flags, parse_flags, write_flags
 from plimsoll.config.load import read_config_text
 from plimsoll.config.problems import Problem
-from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
 from plimsoll.machine.hardware import (

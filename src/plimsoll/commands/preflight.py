@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll.config.data import COLUMNS, SourceConfig
-from plimsoll.config.engine import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE, ModelConfig
 from plimsoll.config.files import nearest, usable_paths
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.first_rows import first_columns, first_rows, read_row

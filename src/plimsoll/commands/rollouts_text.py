@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from plimsoll.config.engine import ModelConfig
 from plimsoll.config.load import read_tree_of, validate
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
 from plimsoll.run.counting import plural

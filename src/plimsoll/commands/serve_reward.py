@@ -26,8 +26,7 @@ from plimsoll.cluster.start import start_cluster
 from plimsoll.config.cluster import NO_OWN_RANKS
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.problems import refuse
-from plimsoll.config.reward import RewardConfig, RewardModelConfig
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import RewardConfig, RewardModelConfig, RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.guard import Guard, TooLong, bind_socket, read_body, url_of

@@ -21,8 +21,7 @@ import numpy as np
 from plimsoll.commands.preflight import check_first_columns, check_source, reward_problems
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.problems import refuse
-from plimsoll.config.reward import RewardConfig
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import RewardConfig, RlConfig
 from plimsoll.data.dataset import read_prompt
 from plimsoll.data.report import BadRow, RowProblem
 from plimsoll.data.sources import read_rows

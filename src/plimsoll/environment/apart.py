@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rl import EnvironmentConfig
 from plimsoll.environment.adapters import EnvironmentFactory
 from plimsoll.environment.local import EpisodeEnvironment
 from plimsoll.environment.opening import load_functions, open_environment

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rl import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools

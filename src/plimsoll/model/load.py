@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from plimsoll.config.base import AUTO
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model import checks, fused
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention

@@ -15,8 +15,7 @@ from typing import Any
 
 from plimsoll.config.base import AUTO, Settings
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device
-from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import DecidedDtype, DecidedKernels, ModelConfig
+from plimsoll.config.engine import DecidedDtype, DecidedKernels, ModelConfig, TrainedRole
 from plimsoll.config.rollout import DecidedRoute, RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_cluster

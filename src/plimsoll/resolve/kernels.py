@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.config.model import DecidedKernels
+from plimsoll.config.engine import DecidedKernels
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 
 Capability = tuple[int, int]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.data import template_file
+from plimsoll.config.engine import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.json_text import parse_json
-from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.shapes.hub import RepositoryKind, not_on_hub

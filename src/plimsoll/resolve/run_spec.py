@@ -10,8 +10,7 @@ from typing import Generic, Literal, get_args
 
 from plimsoll.config.cluster import ClusterConfig, RankKind, RankSleep
 from plimsoll.config.data import DataConfig
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.resolve.decisions import Decision, decide

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.config.reward import StepsConfig
+from plimsoll.config.rl import StepsConfig
 from plimsoll.data.pieces import TextPiece
 from plimsoll.data.steps import step_parts, step_pieces
 from plimsoll.data.template import Template

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_origin, get_type_hints
 
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.machine.faults import await_fault_point, fault_value
 from plimsoll.process.child import ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread

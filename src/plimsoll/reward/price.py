@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from plimsoll.config.base import Choice
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.process.patterns import PROCESS_BYTES
 from plimsoll.reward.adapters import named_adapter, reward_function

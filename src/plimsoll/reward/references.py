@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.files import nearest
 from plimsoll.config.problems import Code, Problem, Section, invalid
-from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.config.rl import EnvironmentConfig, HttpReward, JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.config.secrets import mask_setting
 from plimsoll.data.fields import kind_of, reference_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.records import Trajectory

@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx
 
-from plimsoll.config.reward import RewardConfig
-from plimsoll.config.rl import ENVIRONMENT
+from plimsoll.config.rl import ENVIRONMENT, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import EnvironmentConfig, RlConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.continuation import most_calls, rewrites
 from plimsoll.data.pieces import tool_name

@@ -13,8 +13,7 @@ import numpy as np
 
 from plimsoll.algorithm.calibration import sigmoid
 from plimsoll.cluster.protocol import Cluster, group_of
-from plimsoll.config.reward import RewardModelConfig
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import RewardModelConfig, RlConfig
 from plimsoll.data.packing import pack
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import PlimsollError

@@ -20,8 +20,7 @@ import numpy as np
 import xxhash
 from huggingface_hub import snapshot_download
 
-from plimsoll.config.engine import ReferenceLogprobsConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig, ReferenceLogprobsConfig
 from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.checks import as_config_error
 from plimsoll.records import Floats, Row, samples_of

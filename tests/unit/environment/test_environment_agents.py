@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from chat_families import FAMILIES, Family, end_tokens
 
-from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rl import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
 from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.episode import CallRefused, Episode, EpisodePolicy, EpisodeRules

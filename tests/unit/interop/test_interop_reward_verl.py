@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.adapters import reward_function

@@ -9,8 +9,7 @@ import pytest
 from decided import decided_role
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, ModelConfig, TrainedRole
 from plimsoll.model.price.form import activation_form, adapter_tensors
 from plimsoll.resolve.kernels import Capability
 from plimsoll.shapes.known_models import read_shape

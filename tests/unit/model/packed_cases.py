@@ -13,7 +13,7 @@ from decided import decided_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, hf_state_names

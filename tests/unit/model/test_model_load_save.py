@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from plimsoll.commands.merge import load_plain
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.attention import VARLEN

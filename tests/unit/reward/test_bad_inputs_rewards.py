@@ -18,7 +18,7 @@ from refused import DEEP, each, refusal
 from starlette import testclient
 
 from plimsoll.commands.serve_reward import TOKEN, _app, answer
-from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.config.rl import HttpReward, JudgeReward, RewardConfig
 from plimsoll.machine.guard import MOST_BYTES, Guard
 from plimsoll.process.patterns import PatternTooSlow, is_match, last_group
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn

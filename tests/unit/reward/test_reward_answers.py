@@ -11,7 +11,7 @@ from examples import percent
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.records import Prompt, single_turn
 from plimsoll.reward import exact_match, math_answer
 from plimsoll.reward.math_answer import answer, check, same

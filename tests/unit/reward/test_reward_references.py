@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import DataError
 from plimsoll.interop.rewards.trl import adapt

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward import exact_match, length, math_answer, math_verifier, overlong, pattern

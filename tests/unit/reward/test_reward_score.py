@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward import score

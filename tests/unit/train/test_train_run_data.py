@@ -16,8 +16,7 @@ import pytest
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.preflight import check_inputs
-from plimsoll.config.reward import RewardConfig
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import RewardConfig, RlConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.jobs.rl_loop import measure

@@ -23,8 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from plimsoll.algorithm import policy_loss, preference_loss
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from plimsoll.config.problems import Code, Problem, Section, invalid
-from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.config.rl import HttpReward, JudgeReward, RewardConfig
 from plimsoll.resolve.rules.passwords import password_in
 
 _CODE: Code = "reward-settings"

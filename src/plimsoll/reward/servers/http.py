@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from plimsoll.config.json_text import parse_json
-from plimsoll.config.reward import HttpReward
+from plimsoll.config.rl import HttpReward
 from plimsoll.config.secrets import mask_setting
 from plimsoll.errors import ConfigError
 from plimsoll.machine.faults import await_fault_point

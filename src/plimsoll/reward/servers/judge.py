@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from plimsoll.config.reward import JudgeReward
+from plimsoll.config.rl import JudgeReward
 from plimsoll.config.secrets import mask_setting
 from plimsoll.errors import ConfigError
 from plimsoll.process.patterns import PatternTooSlow, last_group
