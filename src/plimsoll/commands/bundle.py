@@ -42,10 +42,10 @@ from plimsoll.rl.batch import (
     trajectory_metrics,
 )
 from plimsoll.rl.layout import lay_out
-from plimsoll.run.counting import bytes_text, plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.files import whole_file
 from plimsoll.run.json_lines import iter_rows
+from plimsoll.run.numbers import bytes_text, plural
 from plimsoll.run.trajectories import TokenScores, read_draw, read_scores, read_trajectories
 
 SCHEMA = 1

@@ -19,9 +19,8 @@ from plimsoll.errors import ConfigError
 from plimsoll.resolve.job import Job
 from plimsoll.reward import code, exact_match
 from plimsoll.reward.math_form import reference_answer
-from plimsoll.run.counting import plural
 from plimsoll.run.files import write_whole
-from plimsoll.run.numbers import strict_json
+from plimsoll.run.numbers import plural, strict_json
 
 DataRow = Mapping[str, Any]
 

@@ -44,8 +44,8 @@ from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.resolve.engine_rules import known_packages
 from plimsoll.resolve.rules.machine import local_host_rules
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes, plural
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.numbers import gigabytes, plural
 from plimsoll.run.readings import Footprints, Planned
 
 

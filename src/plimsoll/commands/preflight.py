@@ -42,8 +42,8 @@ from plimsoll.reward.references import (
     check_rewards,
     check_votes,
 )
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, resume_problems
+from plimsoll.run.numbers import plural
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.train.notify import webhook_problems
 

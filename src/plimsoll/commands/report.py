@@ -20,12 +20,12 @@ from plimsoll.page.ledger import (
     process_kind,
 )
 from plimsoll.page.watched import read_whole_run, watch_runs
-from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.ending import read_end
 from plimsoll.run.files import write_whole
 from plimsoll.run.leaks import find_leaks
 from plimsoll.run.ledger import LedgerRow, is_node, read_ledger
+from plimsoll.run.numbers import gigabytes_text
 
 _COLUMNS = ("process", "phase", "memory", "predicted", "measured", "over", "seconds")
 _FORMAT = "{:<14} {:<13} {:<9} {:>9} {:>9} {:>7} {:>9}"

@@ -20,9 +20,8 @@ from plimsoll.commands.rollouts_text import (
     sequences_text,
 )
 from plimsoll.errors import ConfigError
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
-from plimsoll.run.numbers import rank
+from plimsoll.run.numbers import plural, rank
 from plimsoll.run.responses import ResponseGroup, read_groups
 from plimsoll.run.trajectories import read_bounded
 

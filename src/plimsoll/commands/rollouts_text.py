@@ -20,9 +20,8 @@ from plimsoll.config.engine import ModelConfig
 from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.numbers import mean
+from plimsoll.run.numbers import mean, plural
 from plimsoll.run.responses import (
     ResponseGroup,
     ResponsePiece,

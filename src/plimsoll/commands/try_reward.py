@@ -32,9 +32,8 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import open_rewards
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
-from plimsoll.run.numbers import mean
+from plimsoll.run.numbers import mean, plural
 from plimsoll.run.responses import excerpt
 from plimsoll.run.trajectories import read_trajectories
 

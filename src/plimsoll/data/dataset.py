@@ -48,7 +48,7 @@ from plimsoll.data.steps import labels_of, step_parts, step_pieces, steps_of
 from plimsoll.data.template import Draft, Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 _NO_TOKENS: TokenIds = np.empty(0, dtype=np.int64)
 

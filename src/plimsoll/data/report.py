@@ -9,7 +9,7 @@ from typing import Literal
 
 from plimsoll.config.files import nearest
 from plimsoll.errors import DataError
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 
 @dataclass(frozen=True)

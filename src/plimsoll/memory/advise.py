@@ -24,7 +24,7 @@ from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.plan import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.numbers import gigabytes
 from plimsoll.timeline.levers import EFFECTS, Effect, Lever, LeverValue
 
 _SLOW: Code = "few-at-once"

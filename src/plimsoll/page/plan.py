@@ -13,7 +13,7 @@ from plimsoll.memory.advise import EFFECT_WORDS, Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.timeline.levers import Effect, LeverValue
 
 _KINDS: Mapping[Effect, str] = {

@@ -17,7 +17,7 @@ from plimsoll.rl.group_journal import GroupJournal
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, normalize_rewards, sample
 from plimsoll.rl.setup import RlWork, first_sync, leave_cards, make_room, turn_to_ranks
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
 from plimsoll.sampler.sync import WeightSync, sync_weights
 

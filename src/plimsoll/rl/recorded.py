@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.setup import RlWork, turn_to_ranks
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import StepDraw, read_draw, read_trajectories
 from plimsoll.train.session import lineage_of

@@ -24,7 +24,7 @@ from plimsoll.config.rollout import SyncConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled
 from plimsoll.records import Floats, Ints, Trajectory
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.trainer.rehearsal import Rehearsal
 from plimsoll.trainer.weights import SentTensor
 

@@ -19,7 +19,7 @@ from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.resolve.job import ConfigT
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
-from plimsoll.run.counting import first_of
+from plimsoll.run.numbers import first_of
 from plimsoll.run.readings import Planned
 from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.run_data import (

@@ -22,7 +22,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState, SourceState
 from plimsoll.run.stored_logprobs import sequence_key
 from plimsoll.train.session import RunSession

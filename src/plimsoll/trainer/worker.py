@@ -22,7 +22,7 @@ from plimsoll.config.rollout import DecidedRoute
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.machine.meter import reset_process_peak
+from plimsoll.machine.processes import reset_process_peak
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled, disturb
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value

@@ -31,7 +31,7 @@ from plimsoll.memory.explain.explain import (
 )
 from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading
 
 GB = 10**9

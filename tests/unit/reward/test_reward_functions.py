@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import FunctionFailed, PlimsollError
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.processes import read_host
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.price import process_items
 from plimsoll.reward.score import Scored, open_rewards

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from plimsoll.cluster.ray_folder import longest_temporary, private_folder
 from plimsoll.commands.doctor.machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, finding
-from plimsoll.run.counting import bytes_text
+from plimsoll.run.numbers import bytes_text
 
 _GIB = 2**30
 _TIGHT_MEMORY = 0.25  # share of the memory that this process may fill

@@ -14,7 +14,7 @@ from plimsoll.machine.tools import FOR_TRITON, how_to_install
 from plimsoll.machine.versions import LIGER, PACKAGES, package_finding
 from plimsoll.process.programs import REMEDY
 from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
-from plimsoll.run.counting import bytes_text, plural
+from plimsoll.run.numbers import bytes_text, plural
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display

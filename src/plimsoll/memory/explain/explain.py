@@ -21,7 +21,7 @@ from plimsoll.memory.explain.questions import Finding, Scene, answer_questions, 
 from plimsoll.memory.plan import wrap_lines
 from plimsoll.memory.weigh import Ground, weigh
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Footprint
 from plimsoll.timeline.items import Item, Where
 

@@ -14,7 +14,7 @@ from plimsoll.memory.contents.contents import PlannedJob, roles_in
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.process_peaks import reading_name
 from plimsoll.memory.contents.stores import Store, Use
-from plimsoll.run.counting import gigabytes_text, plural
+from plimsoll.run.numbers import gigabytes_text, plural
 from plimsoll.run.readings import DividedShare
 from plimsoll.trainer.price import trainer_price
 

@@ -11,7 +11,7 @@ from plimsoll.machine.tools import FOR_TRITON, how_to_install, system_tools
 from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.resolve.engine_rules import trainer_rules, trainers_of
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.sampler.price import rollout_price
 
 

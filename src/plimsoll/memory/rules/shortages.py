@@ -15,7 +15,7 @@ from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import Phase, RunSpec
-from plimsoll.run.counting import first_of, gigabytes, plural
+from plimsoll.run.numbers import first_of, gigabytes, plural
 from plimsoll.sampler.price import CrowdedCard, rollout_price
 from plimsoll.timeline.items import Item, Kind, Where
 

@@ -11,7 +11,7 @@ from plimsoll.config.problems import Problem, Section
 from plimsoll.config.run import BestConfig
 from plimsoll.resolve.job import Evaluation
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 
 def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from plimsoll.resolve.rules.environments import check_environments
 from plimsoll.resolve.rules.rewards import reward_part
 from plimsoll.resolve.rules.roles import check_steadiness
 from plimsoll.resolve.rules.staleness import check_staleness
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),

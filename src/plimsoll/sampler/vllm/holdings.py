@@ -20,7 +20,7 @@ from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.resolve.run_spec import Phase
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.sampler.price import samples_in
 from plimsoll.sampler.vllm.sampler import VllmSampler, quantized_bytes
 from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
