@@ -20,9 +20,15 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.guard import require_server
 from plimsoll.memory.weigh import Plan
-from plimsoll.page.controls import controls, flags_from, merge_flags
 from plimsoll.page.html import PLAN, render_page
-from plimsoll.page.plan import describe_advice, describe_plan, peaks
+from plimsoll.page.plan import (
+    controls,
+    describe_advice,
+    describe_plan,
+    flags_from,
+    merge_flags,
+    peaks,
+)
 from plimsoll.page.serve import Query, serve
 from plimsoll.resolve.run_spec import RunSpec
 

@@ -18,7 +18,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.guard import require_server
 from plimsoll.page.answers import answer
 from plimsoll.page.html import RUNS, render_page
-from plimsoll.page.prometheus import prometheus_text
+from plimsoll.page.progress import prometheus_text
 from plimsoll.page.serve import AnswerFunction, Query, read_token, serve
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory, refuse_strange_files

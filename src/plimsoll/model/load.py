@@ -34,7 +34,7 @@ from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.value import ValueModel, initialise_score
-from plimsoll.resolve.kernels import against_varlen
+from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import heads_of
 
 

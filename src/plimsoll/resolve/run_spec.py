@@ -15,9 +15,8 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.resolve.decisions import Decision, decide
 from plimsoll.resolve.eval_sets import EvalSet
-from plimsoll.resolve.job import ConfigT, Evaluation, Job, Sampling
+from plimsoll.resolve.job import ConfigT, Evaluation, Job, Sampling, Workload
 from plimsoll.resolve.roles import Role, RoleName, load_order, role_kind
-from plimsoll.resolve.workload import Workload
 
 Phase = Literal[
     "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"

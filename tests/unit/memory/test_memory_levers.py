@@ -22,7 +22,7 @@ from plimsoll.memory.levers.changes import apply_changes, changes_between
 from plimsoll.memory.levers.trials import Trial, Trials
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
-from plimsoll.page.controls import controls
+from plimsoll.page.plan import controls
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Relief, Situation
 

@@ -13,7 +13,7 @@ from rule_cases import QWEN, conflicts
 from torch import nn
 
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.resolve.kernels import against_varlen
+from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"

@@ -17,10 +17,10 @@ from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import TeacherHead, adapter_parameters
-from plimsoll.resolve.kernels import Capability
+from plimsoll.resolve.decisions import Capability
+from plimsoll.resolve.job import Workload
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.resolve.workload import Workload
 from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.sampler.price import (
     STARTING,
@@ -34,9 +34,7 @@ from plimsoll.sampler.price import (
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
-from plimsoll.timeline.items import Allocation, Item, Moment
-from plimsoll.timeline.tensors import TrainPhase, job_moments
-from plimsoll.timeline.turns import states_asleep
+from plimsoll.timeline.items import Allocation, Item, Moment, TrainPhase, job_moments, states_asleep
 from plimsoll.trainer.price import (
     RoleWork,
     Sending,

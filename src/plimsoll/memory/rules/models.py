@@ -8,7 +8,7 @@ from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.form import EMBEDDINGS
-from plimsoll.resolve.kernels import against_varlen
+from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
 

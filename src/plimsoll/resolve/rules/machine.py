@@ -24,7 +24,7 @@ from plimsoll.resolve.engine_rules import (
     trainers_of,
 )
 from plimsoll.resolve.model_files import models_by_key
-from plimsoll.resolve.rules.passwords import password_in
+from plimsoll.resolve.rules.rewards import password_in
 from plimsoll.resolve.run_spec import RunSpec
 
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")

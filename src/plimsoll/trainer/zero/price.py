@@ -9,8 +9,7 @@ from typing import Any
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import ELEMENT_BYTES, FrozenRole, TrainedRole
 from plimsoll.shapes.shape import parameter_tensors
-from plimsoll.timeline.items import Where
-from plimsoll.timeline.tensors import Life, Tensors
+from plimsoll.timeline.items import Life, Tensors, Where
 from plimsoll.trainer.price import (
     CHECKPOINT_FILE,
     Outgoing,
