@@ -21,14 +21,14 @@ from vllm_cases import started
 from plimsoll.cluster.protocol import Answers
 from plimsoll.cluster.shortages import Shortages
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.rl import EnvironmentConfig
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
+from plimsoll.environment.messages import TurnCodec
 from plimsoll.environment.play import play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
-from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory

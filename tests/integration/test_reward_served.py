@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from plimsoll.commands.serve_reward import TOKEN
-from plimsoll.config.rl import HttpReward, RewardConfig
+from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import open_rewards

@@ -36,7 +36,7 @@ from test_ledger_runs import check_sane
 from test_run_nodes import noted_nodes
 from transformers import AutoModelForSequenceClassification
 
-from plimsoll.config.rl import HttpReward, RewardConfig
+from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import initialise_score

@@ -18,7 +18,7 @@ from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 from plimsoll.resolve.job import Job
 from plimsoll.reward import code, exact_match
-from plimsoll.reward.math_form import reference_answer
+from plimsoll.reward.answers import reference_answer
 from plimsoll.run.files import write_whole
 from plimsoll.run.numbers import plural, strict_json
 

@@ -21,7 +21,8 @@ import numpy as np
 from plimsoll.commands.preflight import check_first_columns, check_source, reward_problems
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.problems import refuse
-from plimsoll.config.rl import RewardConfig, RlConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import read_prompt
 from plimsoll.data.report import BadRow, RowProblem
 from plimsoll.data.sources import read_rows
@@ -29,7 +30,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.adapters import reward_function
+from plimsoll.reward.functions import reward_function
 from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import open_rewards
 from plimsoll.run.directory import existing_run

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from plimsoll.config.rl import ENVIRONMENT
-from plimsoll.environment.results import EnvironmentFailed, EpisodeReward
+from plimsoll.environment.protocol import EnvironmentFailed, EpisodeReward
 from plimsoll.records import (
     FinishReason,
     Floats,

@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.config.rl import EnvironmentConfig
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools
-from plimsoll.environment.agents.messages import say_the_same
 from plimsoll.environment.conversation import Conversation, build_trajectory
-from plimsoll.environment.protocol import Reply
-from plimsoll.environment.results import EpisodeReward
+from plimsoll.environment.messages import TurnCodec, render_message, say_the_same, with_call_ids
+from plimsoll.environment.protocol import EpisodeReward, Reply
 from plimsoll.environment.tool_calls import figures_of
-from plimsoll.environment.turn_codec import TurnCodec, render_message, with_call_ids
 from plimsoll.records import FinishReason, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.sampler.protocol import Ask, Request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from plimsoll.config.rl import EnvironmentConfig
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.reward.price import processes_item
 from plimsoll.timeline.items import Item

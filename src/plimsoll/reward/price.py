@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from plimsoll.config.base import Choice
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.process.patterns import PROCESS_BYTES
-from plimsoll.reward.adapters import named_adapter, reward_function
+from plimsoll.reward.functions import named_adapter, reward_function
 from plimsoll.reward.references import HelperProcesses, processes_of
 from plimsoll.timeline.items import Item
 

@@ -14,25 +14,28 @@ from typing import Any
 
 import httpx
 
-from plimsoll.config.rl import ENVIRONMENT, RewardConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.functions import FunctionHere, is_coroutine, open_in_processes, takes_many
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
-from plimsoll.reward.price import MOST_PROCESSES
-from plimsoll.reward.references import processes_of
-from plimsoll.reward.rule import Rule, build_rule, texts_of
-from plimsoll.reward.servers.http import Servers
-from plimsoll.reward.servers.judge import Judge
-from plimsoll.reward.source import (
+from plimsoll.reward.outcome import (
+    Broken,
+    Failed,
+    Given,
+    Outcome,
     RewardCall,
     RewardSource,
+    TimeLimit,
     Watch,
     end_all,
     event_loop,
     side_by_side,
 )
+from plimsoll.reward.price import MOST_PROCESSES
+from plimsoll.reward.references import Rule, build_rule, processes_of, texts_of
+from plimsoll.reward.servers import Judge, Servers
 
 MomentsState = dict[str, float]
 """`count`, `mean`, and `squares`: the sum of the squared differences from the mean."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plimsoll.algorithm.figures import majority, mean_interval, pass_at_k
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rl import RewardConfig, RlConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.errors import failure
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.resolve.eval_sets import EvalSet

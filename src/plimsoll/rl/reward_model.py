@@ -13,7 +13,8 @@ import numpy as np
 
 from plimsoll.algorithm.calibration import sigmoid
 from plimsoll.cluster.protocol import Cluster, group_of
-from plimsoll.config.rl import RewardModelConfig, RlConfig
+from plimsoll.config.reward import RewardModelConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import PlimsollError
@@ -22,8 +23,8 @@ from plimsoll.model.value import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
 from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.conversation import conversation_tokens
-from plimsoll.reward.rule import texts_of
+from plimsoll.reward.references import texts_of
+from plimsoll.reward.server_forms import conversation_tokens
 from plimsoll.trainer.worker import Worker
 
 _TAKE: dict[str, Callable[[Sequence[float]], float]] = {

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.adapters import reward_function
+from plimsoll.reward.functions import reward_function
 from plimsoll.reward.score import open_rewards
 
 FILE = """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.process.programs import find_sandbox, sandbox_trouble
 from plimsoll.records import Prompt, Trajectory, single_turn

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import FunctionFailed, PlimsollError
 from plimsoll.machine.processes import read_host
 from plimsoll.records import Prompt, Trajectory, single_turn

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from plimsoll.config.rl import JudgeReward, RewardConfig
+from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.references import check_rewards

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import DataError
 from plimsoll.interop.rewards.trl import adapt
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
-from plimsoll.reward.rule import build_rule
+from plimsoll.reward.references import build_rule
 from plimsoll.reward.score import open_rewards
-from plimsoll.reward.servers.formats import (
+from plimsoll.reward.server_forms import (
     openrlhf_request,
     plain_texts,
     plimsoll_request,

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward import exact_match, length, math_answer, math_verifier, overlong, pattern
 from plimsoll.reward import format as form
-from plimsoll.reward.rule import build_rule
+from plimsoll.reward.references import build_rule
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))

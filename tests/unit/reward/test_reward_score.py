@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward import score
-from plimsoll.reward.rule import build_rule
+from plimsoll.reward.references import build_rule
 from plimsoll.reward.score import open_rewards
 
 MODULE = """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import RunningMoments, Scorer, open_rewards
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rl import HttpReward, JudgeReward, RewardConfig, RlConfig
+from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.run import RlBatch
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of

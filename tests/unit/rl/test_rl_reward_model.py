@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from plimsoll.cluster.protocol import Answers, Cluster
-from plimsoll.config.rl import RewardModelConfig, RlConfig
+from plimsoll.config.reward import RewardModelConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import _with_fewest_ranks
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Floats, Pack, Prompt, single_turn

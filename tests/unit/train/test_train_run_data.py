@@ -16,7 +16,8 @@ import pytest
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.preflight import check_inputs
-from plimsoll.config.rl import RewardConfig, RlConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.jobs.rl_loop import measure
@@ -24,7 +25,7 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
 from plimsoll.resolve.rules.settings import check_agreement
-from plimsoll.reward.rule import build_rule
+from plimsoll.reward.references import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned

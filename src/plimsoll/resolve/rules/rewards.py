@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from plimsoll.config.problems import Code, Problem, Section, invalid
-from plimsoll.config.rl import ENVIRONMENT, HttpReward, JudgeReward, RewardConfig, RlConfig
+from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.config.rl import ENVIRONMENT, RlConfig
 
 
 def password_in(key: str, url: str, fix: str, code: Code | None = None) -> Iterator[Problem]:

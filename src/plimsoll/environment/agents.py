@@ -1,4 +1,7 @@
-"""Serve the policy of a run to agents by HTTP, with messages (OpenAI's API) or with tokens.
+"""Play episodes with agents: code that drives the episode and asks the policy for each turn.
+
+An agent is a function `play(row, base_url, api_key)`, plain or `async`. It calls the policy at the
+endpoint there by HTTP, with messages (OpenAI's API) or with tokens:
 
     POST /v1/chat/completions   messages, tools, max_tokens, stop, n, stream, logprobs
     POST /v1/generate           prompt_token_ids, max_tokens, stop
@@ -13,16 +16,26 @@ temperature ignored. A call beyond the episode's limits is refused with the erro
 from __future__ import annotations
 
 import asyncio
+import inspect
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.agents.messages import (
+from plimsoll.environment.episode import (
+    CallRefused,
+    Episode,
+    EpisodeMessage,
+    EpisodePolicy,
+    EpisodeRules,
+)
+from plimsoll.environment.local import call_own_code
+from plimsoll.environment.messages import (
     read_count,
     read_max_tokens,
     read_messages,
@@ -30,7 +43,8 @@ from plimsoll.environment.agents.messages import (
     read_tools,
     reply_to_wire,
 )
-from plimsoll.environment.episode import CallRefused, Episode, EpisodeMessage
+from plimsoll.environment.opening import EpisodeAgent
+from plimsoll.environment.protocol import EnvironmentFailed, EpisodeReward, read_reward
 from plimsoll.errors import DataError
 from plimsoll.machine.guard import (
     WRONG_HOST,
@@ -42,14 +56,15 @@ from plimsoll.machine.guard import (
     sent_token,
     url_of,
 )
-from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import short_repr
+from plimsoll.records import Prompt, Trajectory, Transcript
+from plimsoll.reward.outcome import Failed, short_repr
 from plimsoll.run.numbers import finite_json, strict_json
 from plimsoll.run.output import tell
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
 
 MODEL = "policy"
 """The policy's name in `GET /v1/models`; calls may use any other name."""
@@ -250,3 +265,69 @@ def _json(content: object, status: int = 200) -> Response:
 def _error(why: str, status: int, code: str | None = None) -> Response:
     error = {"message": why, "type": "invalid_request_error", "code": code}
     return _json({"error": error}, status)
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """A reward with figures; an agent may return this instead of the reward alone."""
+
+    reward: EpisodeReward
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Measurements of the episode, by name."""
+
+
+@dataclass(frozen=True)
+class ServedAgent:
+    """An agent of a run, with its options and the endpoint that answers its calls."""
+
+    agent: EpisodeAgent
+    options: Mapping[str, Any]
+    endpoint: Endpoint
+
+    async def play(self, episode: Episode, row: Mapping[str, Any]) -> AgentResult:
+        """Have the agent play an episode; return its checked reward and its figures.
+
+        Raises EnvironmentFailed if the agent raises, or if its result is not a reward.
+        """
+        function = self.agent.play
+        with self.endpoint.serving(episode) as key:
+            address = {"base_url": self.endpoint.base_url, "api_key": key}
+            call = partial(function, row, **address, **self.options)
+            given = await call_own_code(call, inspect.iscoroutinefunction(function))
+        result = given if isinstance(given, AgentResult) else AgentResult(given)
+        reward = read_reward(result.reward, function.__name__)
+        if isinstance(reward, Failed):
+            raise EnvironmentFailed(reward)
+        return replace(result, reward=reward)
+
+
+async def play_agent(
+    agent: ServedAgent,
+    rules: EpisodeRules,
+    prompt: Prompt,
+    group_seed: int,
+    sample_index: int,
+    policy: EpisodePolicy,
+) -> Trajectory:
+    """Have the agent play an episode; return the trajectory.
+
+    An episode that ran out of turns, room or time may have no reward from the agent.
+    Raises EnvironmentFailed if the agent fails, or asks for no turn.
+    """
+    episode, result = Episode(rules, prompt, policy), AgentResult(None)
+    try:
+        async with asyncio.timeout(rules.config.episode_seconds):
+            result = await agent.play(episode, episode.row(group_seed))
+    except TimeoutError:
+        episode.reason = "time"
+    except EnvironmentFailed:
+        if episode.reason not in ("turns", "length"):  # an agent may not expect to be refused
+            raise
+    finally:
+        episode.end()
+    if not episode.branches:
+        raise EnvironmentFailed(Failed(f" asked for no turn, and ended by: {episode.reason}"))
+    trajectory = episode.trajectory(sample_index, result.reward, result.figures)
+    turns = [turn for branch in episode.branches for turn in branch.turns]
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    return replace(trajectory, transcript=Transcript(None, messages))

@@ -1,6 +1,6 @@
-r"""Find the mathematical answer in a text, and write it so that math-verify reads all of it.
+r"""Find the answer in a text: what is marked, or the mathematical answer, written for math-verify.
 
-| the response has | its answer is |
+| the response has | its mathematical answer is |
 | --- | --- |
 | `<answer>...</answer>` | in the last one; only its text is read further |
 | `####` | the line after the last one, if that is a number or other mathematics |
@@ -19,7 +19,30 @@ from __future__ import annotations
 import re
 
 from plimsoll.config.base import PositiveInt
-from plimsoll.reward.marks import ANSWER_TAG, MARKER, after_last, last_within
+
+ANSWER_TAG = "answer"
+"""The tag of the form that the rule `format` rewards: `<answer>5</answer>`."""
+MARKER = "####"
+"""Begins the answer line of GSM8K."""
+
+
+def last_within(text: str, tag: str) -> str | None:
+    """Return the stripped text in the last `<tag>...</tag>` that is not empty; None without one.
+
+    A tag that is not closed does not count. If `tag` is `""`, the result is None.
+    """
+    if not tag:
+        return None
+    begin, end = re.escape(f"<{tag}>"), re.escape(f"</{tag}>")
+    parts = re.findall(rf"{begin}((?:(?!{begin}|{end}).)*){end}", text, re.DOTALL)
+    return next((part.strip() for part in reversed(parts) if part.strip()), None)
+
+
+def after_last(text: str, marker: str) -> str | None:
+    """Return the stripped text after the last marker, or None if there is no marker."""
+    _, mark, after = text.rpartition(marker)
+    return after.strip() if mark else None
+
 
 BOX = "\\boxed{"
 _VALUE = r"(?:[1-9]\d{0,2}(?:[ ,]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -144,7 +167,7 @@ def final_answer(
     tag: str = ANSWER_TAG,
     max_characters: PositiveInt = 1000,
 ) -> str | None:
-    """Return a response's answer as `math_form.as_math` writes it; None if it has no answer.
+    """Return a response's answer as `as_math` writes it; None if it has no answer.
 
     If the marked answer is words, they are returned unchanged.
 
@@ -167,7 +190,7 @@ def final_answer(
 
 
 def reference_answer(reference: str, *, tag: str = ANSWER_TAG) -> str | None:
-    """Return a reference's answer as `math_form.as_math` writes it; None if it is not clear."""
+    """Return a reference's answer as `as_math` writes it; None if it is not clear."""
     text = last_within(reference, tag) or reference
     line = _answer_line(text)
     return _read_clear(text if line is None else line)

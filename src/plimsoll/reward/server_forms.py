@@ -1,4 +1,4 @@
-"""Build JSON requests to reward servers, and read their answers, in three forms.
+"""Build requests to reward servers, and read their answers, in three forms of JSON.
 
 Plimsoll: {"trajectories": [{"prompt", "messages", "response", "reference", "source", "columns",
 "index", "group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number
@@ -11,7 +11,8 @@ references as the rows have them.
 
 vLLM (vllm/entrypoints/pooling/classify/protocol.py): {"input": [[token, ...], ...],
 "use_activation": false, ...} -> {"data": [{"index", "probs": [score], ...}, ...]}. A score is the
-output of the model's head, without activation.
+output of the model's head, without activation. The tokens are those of the reward model's own
+tokenizer and chat template.
 """
 
 from __future__ import annotations
@@ -21,9 +22,38 @@ from typing import Any
 
 import numpy as np
 
+from plimsoll.config.reward import StepsConfig
 from plimsoll.data.fields import reference_text
+from plimsoll.data.pieces import TextPiece
+from plimsoll.data.steps import step_parts, step_pieces
+from plimsoll.data.template import Template
+from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, short_repr
+
+
+def conversation_tokens(
+    trajectory: Trajectory, template: Template, steps: StepsConfig | None = None
+) -> Tokenized:
+    """Return two arrays [n]: a trajectory's tokens by the reward model's `template`, and a mask.
+
+    With `steps`, the response is split into solution steps; the mask marks their last tokens.
+    """
+    pieces = _pieces(trajectory, template, steps)
+    return tokenize(template.tokenizer, [pieces], template.begin, None)[0]
+
+
+def _pieces(
+    trajectory: Trajectory, template: Template, steps: StepsConfig | None
+) -> tuple[TextPiece, ...]:
+    prompt, response = trajectory.prompt.messages, trajectory.response_text
+    if steps is None:
+        return template.render_answer(prompt, [{"role": "assistant", "content": response}])
+    texts = [part for part in response.split(steps.separator) if part.strip()] or [response]
+    parts = step_parts(texts, steps.separator, plain=template.jinja is None)
+    answer = [{"role": "assistant", "content": "".join(parts)}]
+    return step_pieces(parts, template.render_answer(prompt, answer))
+
 
 AskServer = Callable[[Sequence[Trajectory]], dict[str, Any]]
 """Takes trajectories; returns the request for their rewards."""
