@@ -25,7 +25,7 @@ from plimsoll import __version__
 from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import PolicyLossInputs
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
-from plimsoll.commands.run_config import refuse_code
+from plimsoll.commands.found_models import refuse_code
 from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.rl import RlAlgorithm
 from plimsoll.config.yaml_tree import Tree, value_at

@@ -27,10 +27,9 @@ from plimsoll.machine.hardware import (
 from plimsoll.machine.local_host import LocalHost, expands, named_settings, read_local_host
 from plimsoll.memory.advise import Advice, advice_text, advice_values, advise, answers_text
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.disk import checkpoint_bytes
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
-from plimsoll.memory.contents.process_peaks import process_peaks
-from plimsoll.memory.levers.changes import flags_of
+from plimsoll.memory.contents.stores import checkpoint_bytes, process_peaks
+from plimsoll.memory.levers.trials import flags_of
 from plimsoll.memory.plan import (
     make_plan,
     plan_text,

@@ -20,12 +20,11 @@ from plimsoll.memory.contents.contents import (
     contents_of,
     make_job,
 )
-from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, verdict_of
-from plimsoll.memory.rules.rules import find_conflicts
-from plimsoll.memory.rules.shortages import (
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, disk_items, verdict_of
+from plimsoll.memory.rules import find_conflicts
+from plimsoll.memory.shortages import (
     Shortage,
     find_missing,
     find_overfull,

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cluster.ray_folder import longest_temporary
-from plimsoll.commands.doctor.machine import (
-    Disk,
-    Machine,
-    RayView,
-    TorchView,
-    observe,
-)
-from plimsoll.commands.doctor.report import (
+from plimsoll.commands.doctor import (
     diagnose,
     refuse_wrong,
     render_findings,
     report,
     table,
+)
+from plimsoll.commands.doctor_machine import (
+    Disk,
+    Machine,
+    RayView,
+    TorchView,
+    observe,
 )
 from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError

@@ -14,8 +14,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.merge import merge_adapter
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.export import merge_adapter
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError

@@ -34,7 +34,7 @@ from transformers import (
     T5Config,
 )
 
-from plimsoll.commands.merge import load_plain
+from plimsoll.commands.export import load_plain
 from plimsoll.config.engine import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError

@@ -19,7 +19,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.older_files import add_older_settings
 
 SHAPE: dict[str, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from plimsoll.algorithm.figures import mean_interval
-from plimsoll.commands.rollouts_text import overview_text
+from plimsoll.commands.rollouts import overview_text
 from plimsoll.page.answers import answer, freeze_replies
 from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.progress import prometheus_text

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig

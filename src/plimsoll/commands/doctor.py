@@ -1,20 +1,121 @@
-"""The rules of `plimsoll doctor` about installed packages and GPUs, and the list of all rules."""
+"""`plimsoll doctor`: report whether this machine can run jobs, and how to correct its faults.
+
+doctor_machine.py observes the machine. The rules here judge memory, cores, disks, installed
+packages and GPUs.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
-from plimsoll.commands.doctor import limits
-from plimsoll.commands.doctor.machine import Machine
-from plimsoll.config.problems import Problem, Severity, finding
+from rich.text import Text
+
+from plimsoll.cluster.ray_folder import longest_temporary, private_folder
+from plimsoll.commands.doctor_machine import Disk, Machine, observe
+from plimsoll.config.problems import Problem, Severity, find, finding
+from plimsoll.errors import PlimsollError
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import FOR_TRITON, how_to_install
 from plimsoll.machine.versions import LIGER, PACKAGES, package_finding
 from plimsoll.process.programs import REMEDY
 from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
+from plimsoll.run.console import Terminal
 from plimsoll.run.numbers import bytes_text, plural
+
+_GIB = 2**30
+_TIGHT_MEMORY = 0.25  # share of the memory that this process may fill
+_LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
+_RAY_SHARE = 0.3  # share of the memory for Ray's object store (ray_constants.py)
+_RAY_FULL = 0.05  # free share: Ray spills no objects to a fuller disk
+_LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
+_LEAST_TEMPORARY = 2**26  # Ray's logs; a short run on two ranks writes some MB
+_OTHER_DIRECTORY = "choose another run.directory"
+
+
+def memory(machine: Machine) -> Iterator[Problem]:
+    """Yield a finding about the free host memory."""
+    host = machine.memory
+    what = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
+    if host.limit is not None:
+        what += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
+    tight = host.free_bytes < _TIGHT_MEMORY * host.capacity_bytes
+    why = "Others hold most of it: a run may not get what its plan counts on."
+    fix = "end what holds it (ps aux --sort=-rss)"
+    yield finding("host memory", "warning" if tight else "ok", what, why, fix)
+
+
+def cores(machine: Machine) -> Iterator[Problem]:
+    """Yield a finding about the cores, and whether they multiply bfloat16 (for `dtype: auto`)."""
+    what = f"{machine.cores:,}"
+    if machine.cores < machine.cores_in_all:
+        what += f" of {machine.cores_in_all:,} (affinity, or a cgroup's quota)"
+    what += ", which multiply bfloat16" if machine.bfloat16 else ", without bfloat16: float32 there"
+    yield finding("cores", "ok", what)
+
+
+def shared_memory(machine: Machine) -> Iterator[Problem]:
+    """Yield a finding about /dev/shm, which holds NCCL's buffers and Ray's object store."""
+    shared, host = machine.shared, machine.memory
+    what = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
+    size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
+    fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
+    if machine.has_gpus and shared.free_bytes < _LEAST_SHARED:
+        why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
+        yield finding("shared memory", "error", what, why, fix)
+    else:
+        tight = shared.free_bytes < _RAY_SHARE * host.free_bytes
+        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
+        yield finding("shared memory", "warning" if tight else "ok", what, why, fix)
+
+
+def run_disk(machine: Machine) -> Iterator[Problem]:
+    """Check the disk of the run directory."""
+    disk, severity = machine.runs, _severity(machine.runs)
+    why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
+    fix = f"make room, or {_OTHER_DIRECTORY}"
+    if not disk.writable:
+        why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
+    yield finding("run disk", severity, _describe_disk(disk), why, fix)
+
+
+def _severity(disk: Disk) -> Severity:
+    if not disk.writable or disk.free_bytes < _LEAST_DISK:
+        return "error"
+    return "warning" if disk.free_bytes < _TIGHT_DISK else "ok"
+
+
+def temporary_disk(machine: Machine) -> Iterator[Problem]:
+    """Check the disk on which Ray keeps its sessions and spilled objects."""
+    disk = machine.temporary
+    severity: Severity = "error"
+    what, fix = _describe_disk(disk, f"/{private_folder().name}"), "make room, or set TMPDIR"
+    if disk.free_bytes < _LEAST_TEMPORARY or not disk.writable:
+        why = "Ray keeps its logs and sessions there and cannot start."
+    elif len(os.fsencode(disk.path)) > longest_temporary():
+        why = "Ray's sockets are below it, and their paths are over the system's 107 bytes."
+        fix = f"set TMPDIR to a path of at most {longest_temporary()} bytes"
+    else:
+        tight = disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes)
+        severity = "warning" if tight else "ok"
+        why = "Ray puts objects there that memory has no room for, unless it is over 95 % full."
+    yield finding("temporary disk", severity, what, why, fix)
+
+
+def _describe_disk(disk: Disk, below: str = "") -> str:
+    """Return a text: the free bytes of a disk, or that it is not writable.
+
+    `below` is the folder of the disk that must be writable.
+    """
+    if not disk.writable:
+        return f"{disk.path}{below} cannot be written to"
+    return f"{bytes_text(disk.free_bytes)} free at {disk.path}"
+
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
@@ -198,9 +299,97 @@ MACHINE_RULES = (
     _packages,
     _cuda,
     _gpus,
-    *(limits.memory, limits.cores, limits.shared_memory, limits.run_disk, limits.temporary_disk),
+    *(memory, cores, shared_memory, run_disk, temporary_disk),
     _compilers,
     _ray,
     _sandbox,
 )
 """All rules, in the order in which `plimsoll doctor` shows their findings."""
+
+
+_WIDTH = 80
+_STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
+_COLOURS: Mapping[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+def examine(directory: str, address: str | None) -> list[Problem]:
+    """Return the findings about this machine.
+
+    `directory` is where runs would be written. `address` is a Ray cluster's, or None.
+    """
+    return diagnose(observe(directory, address))
+
+
+def diagnose(machine: Machine) -> list[Problem]:
+    """Return the findings of all rules about a machine, good and bad ones."""
+    return list(find(MACHINE_RULES, machine))
+
+
+def render_findings(findings: Sequence[Problem], terminal: Terminal | None) -> str:
+    """Return the findings as a table, which is coloured if there is a terminal."""
+    text = Text("\n".join(table(findings)))
+    if terminal is None:
+        return text.plain
+    for severity, state in _STATES.items():
+        text.highlight_regex(rf"(?m)^{state}\b", _COLOURS[severity])
+    return terminal.draw(text, soft_wrap=True)
+
+
+def findings_json(findings: Sequence[Problem]) -> str:
+    """Return the findings as the JSON text that --json prints."""
+    return json.dumps(report(findings), indent=2)
+
+
+def refuse_wrong(findings: Sequence[Problem]) -> None:
+    """Raise PlimsollError if any finding is an error."""
+    wrong = [finding.key for finding in findings if finding.severity == "error"]
+    if wrong:
+        raise PlimsollError(f"this machine is not fit for runs: {', '.join(wrong)}.")
+
+
+def table(findings: Sequence[Problem]) -> list[str]:
+    """Return the lines of a table of findings, the last with their counts.
+
+    Lines have at most 80 columns, unless a word is longer.
+    """
+    names = max(len(finding.key) for finding in findings)
+    lines = [line for finding in findings for line in _lines(finding, names)]
+    count = _counts(findings)
+    return [*lines, "", f"{count['wrong']} wrong, {count['warn']} to look at, {count['ok']} ok"]
+
+
+def report(findings: Sequence[Problem]) -> dict[str, object]:
+    """Return the JSON values that --json prints: counts, and all findings."""
+    rows = [
+        {"name": finding.key, "state": _STATES[finding.severity], "seen": finding.what}
+        | {"why": finding.why, "fix": finding.fix}
+        for finding in findings
+    ]
+    return {**_counts(findings), "findings": rows}
+
+
+def _counts(findings: Sequence[Problem]) -> dict[str, int]:
+    by_severity = Counter(finding.severity for finding in findings)
+    return {_STATES[severity]: by_severity[severity] for severity in ("error", "warning", "ok")}
+
+
+def _lines(finding: Problem, names: int) -> list[str]:
+    indent = " " * (names + 8)
+    first = f"{_STATES[finding.severity]:<6}{finding.key:<{names}}  "
+    lines = _wrap(finding.what, first, indent)
+    if finding.why:
+        lines += _wrap(finding.why, indent, indent)
+    if finding.fix:
+        lines += _wrap(f"-> {finding.fix}", indent, f"{indent}   ")
+    return lines
+
+
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

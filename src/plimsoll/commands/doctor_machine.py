@@ -1,4 +1,4 @@
-"""Observe a machine for `plimsoll doctor`; `rules.py` and `limits.py` judge it.
+"""Observe a machine for `plimsoll doctor`; doctor.py judges it.
 
 torch and Ray are imported in separate processes with a time limit, as a broken driver or library
 can hang or kill the process that imports it.
