@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow
+from plimsoll.data.fields import BadRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 from plimsoll.resolve.job import Job

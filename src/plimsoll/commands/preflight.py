@@ -17,9 +17,9 @@ from plimsoll.config.engine import ADAPTER_FILE, ModelConfig
 from plimsoll.config.files import nearest, usable_paths
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
+from plimsoll.data.fields import BadRow, RawRow, RowProblem
 from plimsoll.data.first_rows import first_columns, first_rows, read_row
 from plimsoll.data.generated import check_generated
-from plimsoll.data.report import BadRow, RawRow, RowProblem
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job

@@ -24,7 +24,7 @@ from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import read_prompt
-from plimsoll.data.report import BadRow, RowProblem
+from plimsoll.data.fields import BadRow, RowProblem
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any

@@ -15,7 +15,7 @@ import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.fields import reference_text, text_of
+from plimsoll.data.fields import RawRow, RowProblem, reference_text, text_of
 from plimsoll.data.loading import (
     CheckedRow,
     CountRows,
@@ -28,7 +28,6 @@ from plimsoll.data.loading import (
 )
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
 from plimsoll.data.pieces import mark_unlearned, prompt_number, readable_text
-from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.rows import (
     answer_of,
     check_answered,

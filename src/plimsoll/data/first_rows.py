@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.fields import text_of
+from plimsoll.data.fields import BadRow, RawRow, text_of
 from plimsoll.data.generated import COLUMNS
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.rows import (
     answer_of,
     conversation_of,

@@ -17,6 +17,8 @@ from plimsoll.data.fields import (
     HISTORY,
     INPUT,
     SYSTEM,
+    RawRow,
+    RowProblem,
     checked_text,
     is_plain,
     kind_of,
@@ -34,7 +36,6 @@ from plimsoll.data.pieces import (
     is_learned,
     tool_name,
 )
-from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.turns import MARKS, messages_of
 from plimsoll.errors import ConfigError
 

@@ -14,9 +14,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from plimsoll.data.fields import kind_of, list_of, text_of
+from plimsoll.data.fields import RawRow, RowProblem, kind_of, list_of, text_of
 from plimsoll.data.pieces import TextPiece
-from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.errors import DataError
 from plimsoll.records import Floats
 

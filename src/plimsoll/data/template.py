@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plimsoll.config.data import DataConfig, template_file
+from plimsoll.data.fields import nearest_file
 from plimsoll.data.pieces import (
     SYSTEM_ROLES,
     USUAL_ROLE,
@@ -40,7 +41,6 @@ from plimsoll.data.pieces import (
     without_end,
     without_tail,
 )
-from plimsoll.data.report import nearest_file
 from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.process.templates import Rendering, RenderRequest, check_template, render

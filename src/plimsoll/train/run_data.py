@@ -21,7 +21,7 @@ from plimsoll.resolve.model_files import read_model_json
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
-from plimsoll.train.resuming import (
+from plimsoll.train.saving import (
     Items,
     Sources,
     check_rows,

@@ -23,7 +23,7 @@ from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
 from plimsoll.config.yaml_tree import read_tree, value_at
-from plimsoll.data.report import BadRow
+from plimsoll.data.fields import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.errors import (
     ConfigError,

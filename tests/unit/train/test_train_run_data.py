@@ -29,8 +29,8 @@ from plimsoll.reward.references import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned
-from plimsoll.train.resuming import fingerprint
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
+from plimsoll.train.saving import fingerprint
 from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
