@@ -563,7 +563,7 @@ def watch(words: list[str]) -> None:
     )
     options = parser.parse_args(words)
 
-    from plimsoll.commands.watch import watch as serve
+    from plimsoll.commands.report import watch as serve
 
     runs = [Path(expanduser(run)) for run in options.runs]
     token_file = None if options.token_file is None else Path(options.token_file)

@@ -21,8 +21,7 @@ from plimsoll.config.problems import Problem, Severity, find, finding
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.machine.tools import FOR_TRITON, how_to_install
-from plimsoll.machine.versions import LIGER, PACKAGES, package_finding
+from plimsoll.machine.versions import FOR_TRITON, LIGER, PACKAGES, how_to_install, package_finding
 from plimsoll.process.programs import REMEDY
 from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
 from plimsoll.run.console import Terminal

@@ -22,8 +22,7 @@ from plimsoll.cluster.ray_folder import private_folder, temporary_directory
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
-from plimsoll.machine.tools import system_tools
-from plimsoll.machine.versions import installed_versions
+from plimsoll.machine.versions import installed_versions, system_tools
 from plimsoll.process.programs import FoundSandbox, find_sandbox
 from plimsoll.resolve.engine_rules import known_packages
 

@@ -36,17 +36,16 @@ from plimsoll.model.adapters import (
     save_adapter,
 )
 from plimsoll.model.checks import as_config_error, read_model_config
-from plimsoll.model.load import load_policy, load_tokenizer, load_value
-from plimsoll.model.policy import (
+from plimsoll.model.files import (
     Companions,
-    PolicyModel,
     companions,
     hf_state_names,
     save_hf,
     saved_buffers,
     weights_for_files,
 )
-from plimsoll.model.value import ValueModel
+from plimsoll.model.load import load_policy, load_tokenizer, load_value
+from plimsoll.model.policy import PolicyModel, ValueModel
 from plimsoll.resolve.model_files import has_tokenizer
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.trainer.checkpoint import read_weights

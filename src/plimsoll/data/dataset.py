@@ -27,7 +27,7 @@ from plimsoll.data.loading import (
     source_name,
 )
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.pieces import mark_unlearned, prompt_number, readable_text
+from plimsoll.data.pieces import Tokenized, mark_unlearned, prompt_number, readable_text
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
@@ -45,7 +45,6 @@ from plimsoll.data.rows import (
 )
 from plimsoll.data.steps import labels_of, step_parts, step_pieces, steps_of
 from plimsoll.data.template import Draft, Template
-from plimsoll.data.tokenize import Tokenized
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.numbers import plural
 

@@ -26,6 +26,7 @@ from plimsoll.data.pieces import (
     TOOL_ROLES,
     Messages,
     TextPiece,
+    Tokenized,
     dense_text,
     is_learned,
     quote,
@@ -33,7 +34,6 @@ from plimsoll.data.pieces import (
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.template import Draft, Template, has_control_tokens, render_drafts
-from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Prompt
 

@@ -1,4 +1,4 @@
-"""Render conversations as text, with marks on what is learned; tokenize.py makes the tokens.
+"""Render conversations as text, with marks on what is learned; pieces.py makes the tokens.
 
 A conversation becomes `TextPiece`s: text with learned ranges of characters. Many of them are
 tokenized at once. The ranges come from one of three places:
@@ -28,6 +28,7 @@ from plimsoll.data.pieces import (
     Messages,
     TextPiece,
     TextSpan,
+    Tokenized,
     Tools,
     check_begins,
     check_calls,
@@ -37,11 +38,11 @@ from plimsoll.data.pieces import (
     join_plain,
     learn_whole,
     mark_unlearned,
+    tokenize,
     with_end,
     without_end,
     without_tail,
 )
-from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.process.templates import Rendering, RenderRequest, check_template, render
 

@@ -12,8 +12,14 @@ from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import FOR_TRITON, how_to_install, system_tools
-from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
+from plimsoll.machine.versions import (
+    FOR_TRITON,
+    LIGER,
+    cards_have_liger,
+    how_to_install,
+    installed_version,
+    system_tools,
+)
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.form import EMBEDDINGS
 from plimsoll.resolve.decisions import against_varlen

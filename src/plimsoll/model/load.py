@@ -31,9 +31,8 @@ from plimsoll.model.checks import check_frame, read_model_config
 from plimsoll.model.cpu import use_cpu_kernels
 from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
+from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel, ValueModel, initialise_score
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
-from plimsoll.model.value import ValueModel, initialise_score
 from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import heads_of
 

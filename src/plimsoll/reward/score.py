@@ -33,8 +33,7 @@ from plimsoll.reward.outcome import (
     event_loop,
     side_by_side,
 )
-from plimsoll.reward.price import MOST_PROCESSES
-from plimsoll.reward.references import Rule, build_rule, processes_of, texts_of
+from plimsoll.reward.references import MOST_PROCESSES, Rule, build_rule, processes_of, texts_of
 from plimsoll.reward.servers import Judge, Servers
 
 MomentsState = dict[str, float]

@@ -19,7 +19,7 @@ from plimsoll.data.packing import pack
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
-from plimsoll.model.value import at_marks
+from plimsoll.model.policy import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
 from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec

@@ -25,9 +25,16 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.processes import reset_process_peak
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled, disturb
+from plimsoll.model.files import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
-from plimsoll.model.value import ReadAt, ValueModel, before_learned
+from plimsoll.model.policy import (
+    PackTensors,
+    PolicyModel,
+    ReadAt,
+    TeacherModel,
+    ValueModel,
+    before_learned,
+)
 from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.resolve.roles import RoleName

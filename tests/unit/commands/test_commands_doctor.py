@@ -31,7 +31,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.machine.tools import COMPILERS, LIBNUMA
+from plimsoll.machine.versions import COMPILERS, LIBNUMA
 from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import FoundSandbox
 from plimsoll.run.console import Terminal

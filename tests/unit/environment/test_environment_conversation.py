@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.environment.conversation import Conversation, build_trajectory
+from plimsoll.environment.episode import Conversation, build_trajectory
 from plimsoll.environment.protocol import EnvironmentFailed
 from plimsoll.records import Prompt, Trajectory, single_turn
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from plimsoll.commands.demo import make_tokenizer
-from plimsoll.model.older_files import add_older_settings
+from plimsoll.model.files import add_older_settings
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 32,

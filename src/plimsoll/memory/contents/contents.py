@@ -21,7 +21,7 @@ from plimsoll.resolve.decisions import Capability
 from plimsoll.resolve.job import Workload
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.price import process_items as reward_processes
+from plimsoll.reward.references import process_items as reward_processes
 from plimsoll.sampler.price import (
     STARTING,
     EngineProcess,

@@ -11,8 +11,7 @@ from typing import Any
 
 from plimsoll.config.problems import Problem, find, invalid, show
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import how_to_install, system_tools
-from plimsoll.machine.versions import PACKAGES, check_version
+from plimsoll.machine.versions import PACKAGES, check_version, how_to_install, system_tools
 from plimsoll.resolve.engine_rules import (
     PackageNeed,
     RolloutRules,
