@@ -202,12 +202,16 @@ def controls(spec: RunSpec[Any], changed: Collection[str] = ()) -> tuple[Control
 def _control(
     spec: RunSpec[Any], known: tuple[Key, ...], key: str, group: str, label: str
 ) -> Control:
-    described, value = find_key(known, _path(key)), _value(spec, key)
+    described = find_key(known, _path(key))
     assert described is not None, key
+    role, rest = split_key(spec, key)
+    value = value_at(spec.config if role is None else role.settings, rest)
+    words = described.kind.removesuffix(" or null").split(" | ")
+    has_choices = len(words) > 1 and not any(map(_TYPES.match, words))
     return Control(
         *(key, group, label, "" if value is None else show(value)),
         *(described.doc, described.kind),
-        choices=_choices(described),
+        choices=tuple(words) if has_choices else (),
         proposals=_proposals(spec, key),
         step=0.05 if described.kind.startswith("number") else None,
     )
@@ -243,16 +247,6 @@ def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
     described = find_key(known, _path(key))
     words = [] if described is None or described.section else described.kind.split(" | ")
     return bool(words) and not any(map(_OPEN.match, words))
-
-
-def _value(spec: RunSpec[Any], key: str) -> LeverValue:
-    role, rest = split_key(spec, key)
-    return value_at(spec.config if role is None else role.settings, rest)
-
-
-def _choices(key: Key) -> tuple[str, ...]:
-    words = key.kind.removesuffix(" or null").split(" | ")
-    return tuple(words) if len(words) > 1 and not any(map(_TYPES.match, words)) else ()
 
 
 def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:

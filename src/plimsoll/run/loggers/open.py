@@ -30,52 +30,6 @@ from plimsoll.run.files import append_whole, write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.responses import SampledResponse, read_some
 
-_NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
-
-
-class TensorBoardLogger:
-    """Writes scalars to an event file, at once for each step.
-
-    TensorBoard's own writer is not used: if the disk is full, its thread ends with a traceback, one
-    step late. A resumed run writes a new file in the same directory. TensorBoard ignores steps from
-    `first_step` on in earlier files, so it shows each step once.
-    """
-
-    name = "TensorBoard"
-    identity = ""
-    has_tables = False
-
-    def __init__(self, directory: Path, first_step: int = 1) -> None:
-        now = time.time()
-        # TensorBoard reads files in the order of their names, which begin with the time. So a new
-        # name must be later than the old names, even if the clock went back.
-        matches = (_NAME.match(path.name) for path in directory.glob("*"))
-        begun = max([now, *(float(match[1]) + 1e-6 for match in matches if match)])
-        name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._path = directory / name
-        start = SessionLog(status=SessionLog.START)
-        head = Event(wall_time=now, file_version="brain.Event:2")
-        begin = Event(wall_time=now, step=first_step, session_log=start)
-        write_whole(self._path, _record(head) + _record(begin))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of a step, or raise PlimsollError if the disk is full."""
-        summaries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        event = Event(wall_time=time.time(), step=step, summary=Summary(value=summaries))
-        append_whole(self._path, _record(event))
-
-    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Do nothing: TensorBoard has no tables."""
-
-    def close(self, *, failed: bool) -> None:
-        """Do nothing: everything is written."""
-
-
-def _record(event: Event) -> bytes:
-    buffer = BytesIO()
-    RecordWriter(buffer).write(event.SerializeToString())
-    return buffer.getvalue()
-
 
 class Logger(Protocol):
     """A place that keeps metrics."""
@@ -277,3 +231,50 @@ def _load(name: LoggerName) -> type[Any]:
 def _table_every(config: RunConfig) -> int:
     """Return the number of steps between two tables; a fixed number if `run.steps` is not set."""
     return _EPOCHS_TABLE if config.steps is None else -(-config.steps // _TABLES)
+
+
+_NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
+
+
+class TensorBoardLogger:
+    """Writes scalars to an event file, at once for each step.
+
+    TensorBoard's own writer is not used: if the disk is full, its thread ends with a traceback, one
+    step late. A resumed run writes a new file in the same directory. TensorBoard ignores steps from
+    `first_step` on in earlier files, so it shows each step once.
+    """
+
+    name = "TensorBoard"
+    identity = ""
+    has_tables = False
+
+    def __init__(self, directory: Path, first_step: int = 1) -> None:
+        now = time.time()
+        # TensorBoard reads files in the order of their names, which begin with the time. So a new
+        # name must be later than the old names, even if the clock went back.
+        matches = (_NAME.match(path.name) for path in directory.glob("*"))
+        begun = max([now, *(float(match[1]) + 1e-6 for match in matches if match)])
+        name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._path = directory / name
+        start = SessionLog(status=SessionLog.START)
+        head = Event(wall_time=now, file_version="brain.Event:2")
+        begin = Event(wall_time=now, step=first_step, session_log=start)
+        write_whole(self._path, _record(head) + _record(begin))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of a step, or raise PlimsollError if the disk is full."""
+        summaries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=summaries))
+        append_whole(self._path, _record(event))
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Do nothing: TensorBoard has no tables."""
+
+    def close(self, *, failed: bool) -> None:
+        """Do nothing: everything is written."""
+
+
+def _record(event: Event) -> bytes:
+    buffer = BytesIO()
+    RecordWriter(buffer).write(event.SerializeToString())
+    return buffer.getvalue()
