@@ -40,8 +40,8 @@ from plimsoll.jobs import JOBS
 from plimsoll.machine.versions import installed_version
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.page.answers import freeze_replies
-from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.progress import seconds
+from plimsoll.page.serve import RUNS, render_page
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
 from plimsoll.resolve.load import load_spec
 from plimsoll.resolve.rules.machine import local_host_rules, missing_needs

@@ -20,7 +20,6 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.guard import require_server
 from plimsoll.memory.weigh import Plan
-from plimsoll.page.html import PLAN, render_page
 from plimsoll.page.plan import (
     controls,
     describe_advice,
@@ -29,7 +28,7 @@ from plimsoll.page.plan import (
     merge_flags,
     peaks,
 )
-from plimsoll.page.serve import Query, serve
+from plimsoll.page.serve import PLAN, Query, render_page, serve
 from plimsoll.resolve.run_spec import RunSpec
 
 

@@ -17,7 +17,6 @@ from pyarrow import ArrowException
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.guard import require_server
 from plimsoll.page.answers import answer, freeze_replies
-from plimsoll.page.html import RUNS, render_page
 from plimsoll.page.ledger import (
     Comparison,
     compare,
@@ -27,7 +26,7 @@ from plimsoll.page.ledger import (
     process_kind,
 )
 from plimsoll.page.progress import prometheus_text
-from plimsoll.page.serve import AnswerFunction, Query, read_token, serve
+from plimsoll.page.serve import RUNS, AnswerFunction, Query, read_token, render_page, serve
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
 from plimsoll.run.directory import RunDirectory, existing_run, refuse_strange_files
 from plimsoll.run.ending import read_end

@@ -30,7 +30,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.functions import reward_function
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import open_rewards
 from plimsoll.run.directory import existing_run

@@ -17,8 +17,7 @@ from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.protocol import EnvironmentFailed
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.outcome import Failed, side_by_side
-from plimsoll.reward.references import quote_beginning
-from plimsoll.reward.score import OnFailure, RewardFailure, Scored
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored, quote_beginning
 from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
 from plimsoll.sampler.protocol import Ask, Request, derive_seeds
 

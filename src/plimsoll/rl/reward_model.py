@@ -23,7 +23,7 @@ from plimsoll.model.policy import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
 from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.references import texts_of
+from plimsoll.reward.score import texts_of
 from plimsoll.reward.server_forms import conversation_tokens
 from plimsoll.trainer.worker import Worker
 

@@ -24,9 +24,9 @@ from plimsoll.run.files import (
     write_whole,
 )
 from plimsoll.run.json_lines import keep_rows_until
-from plimsoll.run.manifest import find_damage
 from plimsoll.run.numbers import gigabytes, gigabytes_text
 from plimsoll.run.output import tell
+from plimsoll.run.state import find_damage
 
 if TYPE_CHECKING:
     from filelock import FileLock

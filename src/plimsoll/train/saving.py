@@ -26,9 +26,8 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.manifest import find_damage
 from plimsoll.run.numbers import plural
-from plimsoll.run.state import RunState, SourceState, after_evaluation, is_patience_out
+from plimsoll.run.state import RunState, SourceState, after_evaluation, find_damage, is_patience_out
 from plimsoll.run.stored_logprobs import sequence_key
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.session import RunSession, config_text

@@ -38,8 +38,8 @@ from plimsoll.model.policy import (
 from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.resolve.roles import RoleName
-from plimsoll.run.manifest import SavedFile
 from plimsoll.run.readings import DividedShare, Reading
+from plimsoll.run.state import SavedFile
 from plimsoll.trainer.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.trainer.checkpoint import CheckpointFile, write_files
 from plimsoll.trainer.export import AdapterFiles, adapter_files, write_adapter, write_model

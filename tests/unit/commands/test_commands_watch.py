@@ -13,8 +13,7 @@ import pytest
 from plimsoll.cli import main
 from plimsoll.commands.report import Reader, answer_with, find_runs
 from plimsoll.machine.guard import Guard
-from plimsoll.page.html import RUNS, render_page
-from plimsoll.page.serve import make_app
+from plimsoll.page.serve import RUNS, make_app, render_page
 from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.functions import reward_function
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.score import open_rewards
 
 FILE = """

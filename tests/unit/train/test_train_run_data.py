@@ -25,7 +25,7 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
 from plimsoll.resolve.rules.settings import check_agreement
-from plimsoll.reward.references import build_rule
+from plimsoll.reward.score import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.reward.functions import RewardAdapter, RewardFunction, check_call
+from plimsoll.reward.adapters import RewardAdapter, RewardFunction, check_call
 
 if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
     from plimsoll.records import Trajectory

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from plimsoll.errors import ConfigError
-from plimsoll.reward.functions import RewardAdapter, RewardFunction
+from plimsoll.reward.adapters import RewardAdapter, RewardFunction
 from plimsoll.reward.references import reads_episodes, takes_columns
 
 if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy

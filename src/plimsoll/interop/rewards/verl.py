@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.environment.protocol import await_if_needed
-from plimsoll.reward.functions import RewardAdapter, RewardFunction, check_call
+from plimsoll.reward.adapters import RewardAdapter, RewardFunction, check_call
 
 if TYPE_CHECKING:
     from plimsoll.records import Trajectory
