@@ -35,15 +35,18 @@ from plimsoll.data.rows import (
     conversation_of,
     environment_of,
     label_of,
+    labels_of,
     limit_of,
     order_of,
     plain_columns,
     prompt_of,
     reference_of,
     sampled_prompt_of,
+    step_parts,
+    step_pieces,
+    steps_of,
     turns_field,
 )
-from plimsoll.data.steps import labels_of, step_parts, step_pieces, steps_of
 from plimsoll.data.template import Draft, Template
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.numbers import plural

@@ -26,10 +26,12 @@ from plimsoll.data.rows import (
     conversation_of,
     environment_of,
     label_of,
+    labels_of,
     limit_of,
     order_of,
     prompt_of,
     reference_of,
+    steps_of,
     tools_of,
 )
 from plimsoll.data.sources import (
@@ -69,8 +71,6 @@ def read_row(
         label_of(row, source.label)
         answer_of(row, source)
     elif source.steps is not None and source.labels is not None:
-        from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
-
         prompt_of(row, source)
         steps_of(row, source.steps)
         labels_of(row, source.labels, source.steps)

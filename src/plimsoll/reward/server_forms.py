@@ -25,7 +25,7 @@ import numpy as np
 from plimsoll.config.reward import StepsConfig
 from plimsoll.data.fields import reference_text
 from plimsoll.data.pieces import TextPiece, Tokenized, tokenize
-from plimsoll.data.steps import step_parts, step_pieces
+from plimsoll.data.rows import step_parts, step_pieces
 from plimsoll.data.template import Template
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, short_repr

@@ -43,7 +43,7 @@ BUDGET: dict[str, Size] = {
     "cluster": Size(1685, 20, 16),
     "commands": Size(3048, 23, 22),
     "config": Size(1832, 20, 10),
-    "data": Size(2499, 18, 22),
+    "data": Size(2499, 17, 22),
     "environment": Size(1654, 17, 19),
     "interop": Size(256, 7, 1),
     "jobs": Size(1060, 18, 1),
