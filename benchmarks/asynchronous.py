@@ -28,7 +28,7 @@ import numpy as np
 from plimsoll.cluster.dispatch import EngineQueue
 from plimsoll.cluster.local import LocalCluster
 from plimsoll.cluster.protocol import Pending
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import train
 from plimsoll.jobs.which import spec_of

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.template import make_template
-from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
+from plimsoll.machine.processes import process_bytes, process_peak_bytes, reset_process_peak
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Sample
 

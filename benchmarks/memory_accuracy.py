@@ -34,7 +34,7 @@ PEAKS = Path(__file__).with_name("peaks.csv")
 COLUMNS = ("id", "source", "model", "cards", "sequences", "seq_len", "measured_gb", "metric")
 """Those that a file must have."""
 LIVES = ("always", "training", "computing", "backward", "reducing", "norming", "stepping")
-"""When what a framework keeps is there (timeline/tensors.py)."""
+"""When what a framework keeps is there (timeline/items.py)."""
 UNFUSED = 16  # bytes of a logit in `UnfusedHead`
 
 

@@ -44,7 +44,7 @@ def write_model(settings: Settings) -> Settings:
     """Write a random model and the tokenizer of digits; return nothing."""
     from transformers import AutoModelForCausalLM
 
-    from plimsoll.commands.arithmetic import make_tokenizer
+    from plimsoll.commands.demo import make_tokenizer
     from plimsoll.model.tiny import tiny_config
 
     config = tiny_config("qwen2", settings["tied"], **settings["shape"])

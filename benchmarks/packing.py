@@ -19,7 +19,7 @@ import torch
 from decided import decided_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.data.packing import pack
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 
 JobName = Literal["sft", "dpo", "kto", "rm", "prm", "distill", "ppo"]

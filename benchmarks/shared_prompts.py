@@ -24,7 +24,7 @@ from torch.nn.functional import logsigmoid
 
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.sequences import sums
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.data.packing import pack_pairs
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from plimsoll.cluster.route import ActorRoute
 from plimsoll.cluster.start import start_cluster
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SyncConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.resolve.engine_rules import trainer_rules

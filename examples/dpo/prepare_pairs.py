@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.fields import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.pairs import PairColumns, pair_of
-from plimsoll.data.report import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow, RawRow, settle
+from plimsoll.data.fields import BadRow, RawRow, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model

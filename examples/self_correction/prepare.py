@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.commands.arithmetic import SumProblem, problems
+from plimsoll.commands.demo import SumProblem, problems
 from plimsoll.environment.library.self_correction import SelfCorrection
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.model.tiny import write_chat_model

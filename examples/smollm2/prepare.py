@@ -23,8 +23,8 @@ from typing import Literal
 import numpy as np
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.fields import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.pairs import PairColumns, pair_of
-from plimsoll.data.report import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.run.json_lines import JsonRow, write_rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from plimsoll.environment.agents.play import AgentResult
+from plimsoll.environment.agents import AgentResult
 
 
 async def play(

@@ -83,7 +83,7 @@ def _convert_from(system: str, words: list[str]) -> None:
 def _check_cards_here(converted: Converted) -> None:
     """Raise ConfigError if this machine has fewer cards than the converted command uses."""
     from plimsoll.machine.hardware import find_machine
-    from plimsoll.run.counting import plural
+    from plimsoll.run.numbers import plural
     from plimsoll_convert.writer import cards_of_machine
 
     needed, here = cards_of_machine(converted), len(find_machine().cards)

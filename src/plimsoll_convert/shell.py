@@ -22,8 +22,7 @@ from tempfile import TemporaryDirectory
 
 from plimsoll.errors import ConfigError
 from plimsoll.process.bubblewrap import Bubblewrap
-from plimsoll.process.programs import find_sandbox
-from plimsoll.process.sums import Sums, hold
+from plimsoll.process.programs import Sums, find_sandbox, hold
 
 _SECONDS = 5
 """CPU time of a script."""

@@ -21,7 +21,7 @@ import psutil
 import yaml
 
 from plimsoll.cli import main
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.jobs.which import load_any
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.json_lines import read_rows

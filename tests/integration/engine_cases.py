@@ -12,7 +12,7 @@ import numpy as np
 from decided import decided_model, decided_role
 
 from plimsoll.algorithm.policy_objective import PolicyTerms
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.base import Choice
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import (

@@ -10,7 +10,7 @@ from typing import Any
 from commands import write_config, write_task
 
 from plimsoll.cli import main
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 
 BETA, UNDESIRABLE = 0.5, 1.5

@@ -16,8 +16,8 @@ from decided import decided_model, decided_role
 from test_run_sync import PROBE, TEMPERATURE, Pair, packs_of, train
 from vllm_cases import started
 
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.merge import merge_adapter
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.export import merge_adapter
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.errors import WeightSyncError

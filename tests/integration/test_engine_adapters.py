@@ -35,7 +35,7 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 from zero_cases import FORMS
 
-from plimsoll.commands.merge import merge_adapter
+from plimsoll.commands.export import merge_adapter
 from plimsoll.records import Floats, from_packed
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import UpdateResult, Worker

@@ -13,7 +13,7 @@ import pytest
 _OFFLOADED = """
 import torch
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.trainer.zero.config import ZeroConfig
 from plimsoll.trainer.zero.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError

@@ -14,7 +14,7 @@ from engine_cases import BATCHES, Setting, zero_stage
 from engine_reference import distance, plain_policy, plain_run, saved_weights, worst_error
 from ranks import RankProcesses
 
-from plimsoll.model.policy import WRAPPER
+from plimsoll.model.files import WRAPPER
 from plimsoll.trainer.checkpoint import read_weights
 
 METRICS_BOUND = 1e-5

@@ -12,7 +12,7 @@ from engine_reference import summed
 from ranks import RankProcesses
 
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.model.policy import EmbeddingNoise
 from plimsoll.records import Pack
 from plimsoll.trainer.objectives import NllObjective
 from plimsoll.trainer.process_group import Place

@@ -26,9 +26,9 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
+from plimsoll.environment.messages import TurnCodec
 from plimsoll.environment.play import play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
-from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory

@@ -43,8 +43,7 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 
 from plimsoll.config.cluster import RankSleep
-from plimsoll.config.engine import AdapterConfig, FrozenRole
-from plimsoll.config.model import DecidedDtype
+from plimsoll.config.engine import AdapterConfig, DecidedDtype, FrozenRole
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Floats
 from plimsoll.run.readings import CardReading

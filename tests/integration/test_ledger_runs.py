@@ -15,7 +15,7 @@ import pytest
 from choice import slow
 from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.memory.weigh import BAND
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.page.ledger import compare

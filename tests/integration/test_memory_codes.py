@@ -8,7 +8,7 @@ from unittest.mock import patch
 from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
 from ranks import RankProcesses
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model

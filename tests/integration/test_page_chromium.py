@@ -13,9 +13,8 @@ import pages
 import pytest
 from pages import Page, expect
 
-from plimsoll.commands.report import report_run
-from plimsoll.commands.watch import Reader, answer_with
-from plimsoll.page.html import RUNS, View, join_scripts, render_page
+from plimsoll.commands.report import Reader, answer_with, report_run
+from plimsoll.page.serve import RUNS, View, join_scripts, render_page
 from plimsoll.page.watched import watch_runs
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory

@@ -14,7 +14,7 @@ from pages import Page, expect
 
 from plimsoll.cli import main
 from plimsoll.commands.plan_page import answer
-from plimsoll.page.html import PLAN, render_page
+from plimsoll.page.serve import PLAN, render_page
 
 pytestmark = pages.needs_chromium
 SCENARIO = Path(__file__).parents[2] / "examples" / "scenarios" / "5_orz_1p5b.yaml"

@@ -15,7 +15,7 @@ from test_adapters_vllm import RNG, Separate, trainer, within
 from test_run_sync import Pair, train
 from vllm_cases import started
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model

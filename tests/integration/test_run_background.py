@@ -20,7 +20,7 @@ from test_run_full_disk import files_of_at_most
 
 from plimsoll.errors import PlimsollError
 from plimsoll.run.json_lines import read_rows
-from plimsoll.run.manifest import SavedFile, find_damage
+from plimsoll.run.state import SavedFile, find_damage
 from plimsoll.train.update import update
 from plimsoll.trainer import checkpoint
 from plimsoll.trainer.checkpoint import CheckpointFile

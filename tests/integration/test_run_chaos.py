@@ -85,7 +85,7 @@ def left_running() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or ()  # of one that is gone, None
-        worker = "plimsoll.environment.apart" in words and process.pid in own
+        worker = "plimsoll.environment.local" in words and process.pid in own
         if SLEEPER in words or worker:
             found.append(process)
     _, alive = psutil.wait_procs(found, timeout=30)

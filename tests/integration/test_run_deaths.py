@@ -37,7 +37,7 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
 from plimsoll.records import Prompt
-from plimsoll.reward.source import event_loop
+from plimsoll.reward.outcome import event_loop
 from plimsoll.sampler.protocol import EngineSpec, Request, RolloutEngine
 from plimsoll.sampler.transformers.config import TransformersConfig
 from plimsoll.trainer.worker import Worker

@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = GRPO | {
 }
 ENVIRONMENT = """
 import asyncio, os
-DIES = "plimsoll.environment.apart" in open("/proc/self/cmdline").read()
+DIES = "plimsoll.environment.local" in open("/proc/self/cmdline").read()
 from plimsoll.environment.protocol import Step
 
 class Turns:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import SFT, metrics, run_here, write_config, write_task
 
-from plimsoll.machine import meter
+from plimsoll.machine import processes
 from plimsoll.machine.host import HostMemory, live_host
 
 
@@ -27,13 +27,13 @@ def test_the_run_saves_and_stops_before_the_kernel_kills(
         free = 10**8 if rows.is_file() and rows.read_text() else 10**10
         return HostMemory(10**11, free, None)
 
-    monkeypatch.setattr(meter, "live_host", filling_up)
+    monkeypatch.setattr(processes, "live_host", filling_up)
     stopped = run_here(home, "sft", "sft.yaml")
     assert stopped.code == 1 and "stopping after this step: " in stopped.out
     assert "stopped after step 2, before the kernel kills a process: " in stopped.err
     assert "100 MB of 100 GB host memory left, less than cluster.least_free_memory" in stopped.err
     assert "step-000002" in stopped.err and "--run.resume auto" in stopped.err
-    monkeypatch.setattr(meter, "live_host", live_host)
+    monkeypatch.setattr(processes, "live_host", live_host)
     rest = run_here(home, "sft", "sft.yaml", "--run.resume", "auto")
     assert rest.code == 0 and "resumed after step 2" in rest.out, rest.err
     assert [row["step"] for row in metrics(home / "run")] == [1, 2, 3]

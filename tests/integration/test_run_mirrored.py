@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import SFT, metrics, run_here, write_config, write_task
 
-from plimsoll.run.manifest import find_damage
+from plimsoll.run.state import find_damage
 
 
 @pytest.fixture(scope="module")

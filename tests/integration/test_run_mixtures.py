@@ -20,7 +20,7 @@ from commands import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ import pytest
 from commands import GRPO, column, metrics, run_here, write_config, write_task
 from safetensors.torch import load_file, save_file
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.trajectories import read_scores, read_trajectories

@@ -14,7 +14,7 @@ from kto_cases import KTO, SEQUENCES, STEPS, write_labelled
 from kto_cases import PAIRS as PAIRS_FLAGS
 
 from plimsoll.algorithm.choice import is_run_metric
-from plimsoll.config.algorithm import FUNCTIONS
+from plimsoll.config.rl import FUNCTIONS
 from plimsoll.run.ledger import read_ledger
 
 MINE = """

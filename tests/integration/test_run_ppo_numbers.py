@@ -19,7 +19,7 @@ from engine_reference import plain_critic, plain_logprobs, plain_policy, plain_v
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.records import Sample
 
 STEPS, EPOCHS, MINI_BATCHES, TEMPERATURE = 3, 2, 3, 0.7

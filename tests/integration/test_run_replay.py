@@ -16,7 +16,7 @@ from told_problems import read_problems
 
 from plimsoll.records import Trajectory
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.manifest import measure_file, read_manifest, write_manifest
+from plimsoll.run.state import measure_file, read_manifest, write_manifest
 from plimsoll.run.trajectories import read_trajectories
 
 STEPS = 3

@@ -39,7 +39,7 @@ from transformers import AutoModelForSequenceClassification
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
-from plimsoll.model.value import initialise_score
+from plimsoll.model.policy import initialise_score
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward.score import open_rewards
 from plimsoll.run.ledger import read_ledger

@@ -18,7 +18,7 @@ from decided import decided_model, decided_role
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm_cases import started
 
-from plimsoll.commands.arithmetic import ALPHABET, make_tokenizer
+from plimsoll.commands.demo import ALPHABET, make_tokenizer
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack

@@ -22,7 +22,7 @@ from plimsoll.resolve.job import both
 from plimsoll.resolve.columns import sft_source
 from plimsoll.resolve.job import Evaluation, Job
 from plimsoll.resolve.roles import learner
-from plimsoll.resolve.workload import sequences_of
+from plimsoll.resolve.job import sequences_of
 
 
 class ParrotConfig(JobConfig):

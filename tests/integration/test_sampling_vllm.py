@@ -16,7 +16,7 @@ from vllm import AsyncEngineArgs
 from vllm.distributed.utils import get_pp_indices
 from vllm_cases import started
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory

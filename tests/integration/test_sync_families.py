@@ -26,7 +26,7 @@ from transformers import (
 )
 from vllm_cases import started
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import free_port

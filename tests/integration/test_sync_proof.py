@@ -22,7 +22,7 @@ from test_run_sync import TEMPERATURE, Pair, train
 from torch import Tensor
 from vllm_cases import started
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig, SyncConfig
 from plimsoll.errors import WeightSyncError

@@ -15,7 +15,7 @@ from plimsoll.cluster.local import LocalCluster
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.route import ActorRoute
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.engines import RolloutEngineConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 
 ROOT = Path(__file__).parents[2]

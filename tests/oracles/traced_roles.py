@@ -20,8 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.model.adapters import add_adapter
@@ -29,11 +28,10 @@ from plimsoll.model.attention import SDPA, PackLayout, register_packed_attention
 from plimsoll.model.checks import logit_softcap
 from plimsoll.model.load import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
+from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel, ValueModel
 from plimsoll.model.price.activations import activation_items
 from plimsoll.model.price.form import activation_form
 from plimsoll.model.token_logprobs import Entropy, Imitation
-from plimsoll.model.value import ValueModel
 from plimsoll.resolve.roles import HeadKind, RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.shapes.known_models import read_fields, read_shape

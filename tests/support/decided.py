@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig, TrainedRole
 from plimsoll.resolve.engine_rules import trainer_rules
 
 

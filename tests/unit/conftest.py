@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from plimsoll.machine import local_host
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.resolve import decisions
-from plimsoll.shapes import hub as looking
+from plimsoll.shapes import known_models as looking
 
 
 class Hub(BaseHTTPRequestHandler):

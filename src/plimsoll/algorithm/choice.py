@@ -32,9 +32,9 @@ from plimsoll.algorithm.inputs import (
     TokenWeights,
 )
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
-from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
+from plimsoll.config.rl import FUNCTIONS, PACKAGE
 from plimsoll.errors import ConfigError, PlimsollError, failure
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_reference, needs_sampler
 

@@ -22,7 +22,7 @@ import psutil
 
 from plimsoll.config.base import AUTO
 from plimsoll.errors import Interrupted
-from plimsoll.machine.stacks import tracks_resources
+from plimsoll.machine.processes import tracks_resources
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.output import tell

@@ -336,7 +336,7 @@ def doctor(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor.report import (
+    from plimsoll.commands.doctor import (
         examine,
         findings_json,
         refuse_wrong,
@@ -380,7 +380,7 @@ def merge(words: list[str]) -> None:
     adapter, out = Path(options.adapter), Path(options.out)
     refuse_existing("--out", out)
     refuse_no_adapter(adapter, options.base)
-    from plimsoll.commands.merge import merge_adapter
+    from plimsoll.commands.export import merge_adapter
     from plimsoll.train.how_to_use import policy_use, scorer_use
 
     scores = merge_adapter(
@@ -563,7 +563,7 @@ def watch(words: list[str]) -> None:
     )
     options = parser.parse_args(words)
 
-    from plimsoll.commands.watch import watch as serve
+    from plimsoll.commands.report import watch as serve
 
     runs = [Path(expanduser(run)) for run in options.runs]
     token_file = None if options.token_file is None else Path(options.token_file)

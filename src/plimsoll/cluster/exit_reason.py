@@ -14,7 +14,7 @@ from plimsoll.cluster.heartbeats import Hang
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
 from plimsoll.resolve.engine_rules import rollout_engines, rollout_rules
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.numbers import gigabytes
 from plimsoll.run.output import LONGEST_LINE, matches_from_the_end
 from plimsoll.sampler.protocol import ENGINE_ENDED, EngineSpec, rollout_build
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from plimsoll.config.cluster import ClusterConfig, NodeGroup
 from plimsoll.errors import SettingsConflict
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 PROCESS_NAMES: Mapping[NodeGroup, str] = MappingProxyType(
     {

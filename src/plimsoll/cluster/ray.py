@@ -50,11 +50,10 @@ from plimsoll.cluster.slow_start import naming_slow_starts
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
-from plimsoll.machine.meter import read_host
-from plimsoll.machine.stacks import ask_for_stacks, end_processes
+from plimsoll.machine.processes import ask_for_stacks, end_processes, read_host
 from plimsoll.records import Trajectory
-from plimsoll.run.counting import plural
 from plimsoll.run.displays import write_lines_to
+from plimsoll.run.numbers import plural
 from plimsoll.run.readings import Reading
 from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.trainer.process_group import Place

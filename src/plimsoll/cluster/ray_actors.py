@@ -20,7 +20,7 @@ from plimsoll.machine.faults import fault_point, name_process
 from plimsoll.machine.host import free_port, network_interface
 from plimsoll.machine.incident import NodeState, read_node
 from plimsoll.machine.nvidia import visible_cards
-from plimsoll.machine.stacks import write_stacks_when_asked
+from plimsoll.machine.processes import write_stacks_when_asked
 
 if TYPE_CHECKING:
     from plimsoll.sampler.protocol import EngineSpec

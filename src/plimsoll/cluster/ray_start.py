@@ -22,7 +22,7 @@ from plimsoll.cluster.ray_token import authentication
 from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig, Device, OwnNodes, device_of
 from plimsoll.errors import ConfigError, NodesMissing, PlimsollError
-from plimsoll.machine.stacks import end_processes
+from plimsoll.machine.processes import end_processes
 from plimsoll.run.output import tell
 
 

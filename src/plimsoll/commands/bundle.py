@@ -25,9 +25,9 @@ from plimsoll import __version__
 from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import PolicyLossInputs
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
-from plimsoll.commands.run_config import refuse_code
-from plimsoll.config.algorithm import RlAlgorithm
+from plimsoll.commands.found_models import refuse_code
 from plimsoll.config.load import read_tree_of, validate
+from plimsoll.config.rl import RlAlgorithm
 from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
 from plimsoll.records import BatchCounts, Floats, Trajectory
@@ -42,10 +42,10 @@ from plimsoll.rl.batch import (
     trajectory_metrics,
 )
 from plimsoll.rl.layout import lay_out
-from plimsoll.run.counting import bytes_text, plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.files import whole_file
 from plimsoll.run.json_lines import iter_rows
+from plimsoll.run.numbers import bytes_text, plural
 from plimsoll.run.trajectories import TokenScores, read_draw, read_scores, read_trajectories
 
 SCHEMA = 1

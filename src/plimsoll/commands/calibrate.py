@@ -24,9 +24,9 @@ from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.page.ledger import Comparison, compare
 from plimsoll.resolve.engine_rules import every_engine
-from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
+from plimsoll.run.numbers import gigabytes_text, plural
 from plimsoll.sampler.price import rollout_price
 
 _RANKS = (*(f"{name} " for name in RANK_NAMES.values()), "local")

@@ -58,7 +58,7 @@ def _whole_model(model: FoundModel) -> Iterator[str]:
     if not model.adapter:
         yield model.path
         return
-    from plimsoll.commands.merge import merge_adapter
+    from plimsoll.commands.export import merge_adapter
 
     of = model.spec.actor.model
     read = {name: getattr(of, name) for name in ("quantization", "double_quantization")}

@@ -41,7 +41,7 @@ from plimsoll.resolve.job import Job
 from plimsoll.resolve.load import spec_of
 from plimsoll.resolve.model_files import check_missing, check_model, lacks_template
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.shapes.known_models import known_models
 
 Dotted = dict[str, object]

@@ -13,7 +13,7 @@ from plimsoll.resolve.engine_rules import trainer_rules
 from plimsoll.resolve.job import Sampling
 from plimsoll.resolve.roles import Role, RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 
 def placement(spec: RunSpec[Any]) -> str:

@@ -12,19 +12,23 @@ from dataclasses import asdict
 from typing import Any
 
 from plimsoll.commands.planning import advise_job, plan_job
-from plimsoll.config.flags import Flag, parse_flags
+from plimsoll.config.flags import Flag, parse_flags, write_flags
 from plimsoll.config.load import read_config_text
 from plimsoll.config.secrets import mask_secrets
-from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.machine.guard import require_server
 from plimsoll.memory.weigh import Plan
-from plimsoll.page.controls import controls, flags_from, merge_flags
-from plimsoll.page.html import PLAN, render_page
-from plimsoll.page.plan import describe_advice, describe_plan, peaks
-from plimsoll.page.serve import Query, serve
+from plimsoll.page.plan import (
+    controls,
+    describe_advice,
+    describe_plan,
+    flags_from,
+    merge_flags,
+    peaks,
+)
+from plimsoll.page.serve import PLAN, Query, render_page, serve
 from plimsoll.resolve.run_spec import RunSpec
 
 

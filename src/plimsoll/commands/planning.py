@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.flags import apply_flags, parse_flags, write_flags
 from plimsoll.config.load import read_config_text
 from plimsoll.config.problems import Problem
-from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
 from plimsoll.machine.hardware import (
@@ -28,10 +27,9 @@ from plimsoll.machine.hardware import (
 from plimsoll.machine.local_host import LocalHost, expands, named_settings, read_local_host
 from plimsoll.memory.advise import Advice, advice_text, advice_values, advise, answers_text
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.disk import checkpoint_bytes
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
-from plimsoll.memory.contents.process_peaks import process_peaks
-from plimsoll.memory.levers.changes import flags_of
+from plimsoll.memory.contents.stores import checkpoint_bytes, process_peaks
+from plimsoll.memory.levers.trials import flags_of
 from plimsoll.memory.plan import (
     make_plan,
     plan_text,
@@ -45,8 +43,8 @@ from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.resolve.engine_rules import known_packages
 from plimsoll.resolve.rules.machine import local_host_rules
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes, plural
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.numbers import gigabytes, plural
 from plimsoll.run.readings import Footprints, Planned
 
 

@@ -13,14 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll.config.data import COLUMNS, SourceConfig
-from plimsoll.config.engine import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE, ModelConfig
 from plimsoll.config.files import nearest, usable_paths
-from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
+from plimsoll.data.fields import BadRow, RawRow, RowProblem
 from plimsoll.data.first_rows import first_columns, first_rows, read_row
 from plimsoll.data.generated import check_generated
-from plimsoll.data.report import BadRow, RawRow, RowProblem
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
@@ -43,9 +42,9 @@ from plimsoll.reward.references import (
     check_rewards,
     check_votes,
 )
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, resume_problems
-from plimsoll.shapes.config_fields import longrope_positions
+from plimsoll.run.numbers import plural
+from plimsoll.shapes.decoders import longrope_positions
 from plimsoll.train.notify import webhook_problems
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev")

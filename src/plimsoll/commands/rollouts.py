@@ -1,30 +1,224 @@
-"""`plimsoll rollouts RUN`: show the groups sampled in a step, or a prompt's groups in two steps."""
+"""`plimsoll rollouts RUN`: show the groups sampled in a step, or a prompt's groups in two steps.
+
+With `--mask` all tokens are shown, and the tokens that are learned from are marked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from statistics import fmean
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from plimsoll.commands.rollouts_text import (
-    StepGroup,
-    group_text,
-    mark_learned_tokens,
-    overview_text,
-    pair_text,
-    sequences_text,
-)
+from plimsoll.config.engine import ModelConfig
+from plimsoll.config.load import read_tree_of, validate
+from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
-from plimsoll.run.counting import plural
-from plimsoll.run.directory import existing_run
-from plimsoll.run.numbers import rank
-from plimsoll.run.responses import ResponseGroup, read_groups
+from plimsoll.run.directory import RunDirectory, existing_run
+from plimsoll.run.numbers import mean, plural, rank
+from plimsoll.run.responses import (
+    ResponseGroup,
+    ResponsePiece,
+    SampledResponse,
+    excerpt,
+    read_groups,
+)
 from plimsoll.run.trajectories import read_bounded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+_PLAIN_WIDTH = 100
+_OVERVIEW = "{:>6} {:>10} {:>10} {:>10} {:>7} {:>8}  "
+StepGroup = tuple[int, ResponseGroup]
+"""A step and one of its groups."""
+
+
+def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None) -> str:
+    """Return an overview with a line for each group, cut to `width` characters (None: 100)."""
+    head = _OVERVIEW.format("group", "reward", "lowest", "highest", "tokens", "cut off")
+    room = max((_PLAIN_WIDTH if width is None else width) - len(head), 10)
+    lines = [_line(group) + excerpt(group.prompt, room) for group in groups]
+    responses = [r for group in groups for r in group.responses]
+    equal = sum(group.spread == 0 for group in groups)
+    about = (
+        f"Step {step}: {plural(len(groups), 'group')}, {plural(len(responses), 'response')}, "
+        f"mean reward {mean(r.reward for r in responses):.4g}. Groups whose rewards are all "
+        f"equal: {equal}."
+    )
+    how = "--group G shows one in full; --worst, --best and --diff STEP choose one."
+    return "\n".join([about, "", head + "prompt", *lines, "", how])
+
+
+def _line(group: ResponseGroup) -> str:
+    """Return a group's line of the overview."""
+    rewards = [f"{value:.4g}" for value in (group.reward, *_ends(group))]
+    tokens = f"{fmean(r.tokens for r in group.responses):.0f}"
+    cut = f"{sum(r.cut_off for r in group.responses)}/{len(group.responses)}"
+    return _OVERVIEW.format(group.number, *rewards, tokens, cut)
+
+
+def _ends(group: ResponseGroup) -> tuple[float, float]:
+    """Return the lowest and the highest reward of a group."""
+    return group.responses[-1].reward, group.responses[0].reward
+
+
+def group_text(step: int, group: ResponseGroup) -> str:
+    """Return a text with all responses of a group."""
+    return "\n".join([_title(step, group), *_prompt_lines(group), "", *_answers(group)])
+
+
+def pair_text(earlier: StepGroup, later: StepGroup) -> str:
+    """Return a text with all responses to a prompt in two steps, the best responses first."""
+    lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
+    for step, group in (earlier, later):
+        lines += [_title(step, group), "", *_answers(group)]
+    return "\n".join(lines)
+
+
+def _answers(group: ResponseGroup) -> list[str]:
+    """Return a text for each response: its index and figures, then its indented text."""
+    return [
+        f"[{r.sample_index}] {_figures(r)}\n{indent(r.whole_text, '    ')}\n"
+        for r in group.responses
+    ]
+
+
+def _title(step: int, group: ResponseGroup) -> str:
+    count = plural(len(group.responses), "response")
+    lowest, highest = _ends(group)
+    spread = f" ({lowest:.4g} to {highest:.4g})" if group.spread else ""
+    return f"Step {step}, group {group.number}: {count}, mean reward {group.reward:.4g}{spread}"
+
+
+def _change(earlier: StepGroup, later: StepGroup) -> str:
+    """Return a sentence with the mean rewards of two steps and their difference."""
+    before, after = earlier[1].reward, later[1].reward
+    return (
+        f"Mean reward {before:.4g} in step {earlier[0]}, {after:.4g} in step {later[0]} "
+        f"({after - before:+.4g})"
+    )
+
+
+def _prompt_lines(group: ResponseGroup) -> list[str]:
+    """Return lines with the prompt, its index, its source and its reference."""
+    first = group.responses[0]
+    lines = [f"Prompt {first.prompt_index}{f' of {first.source}' if first.source else ''}"]
+    lines.append(indent(first.prompt, "    "))
+    if first.reference is not None:
+        lines.append(f"Reference: {first.reference}")
+    return lines
+
+
+def _figures(r: SampledResponse) -> str:
+    """Return the figures of a response, such as `reward 1`, `57 tokens`, `version 11`."""
+    parts = ", ".join(f"{name} {value:.4g}" for name, value in r.parts.items())
+    return " | ".join(
+        [
+            f"reward {r.reward:.4g}",
+            *([parts] if len(r.parts) > 1 else []),
+            *([f"advantage {r.advantage:+.3g}"] if r.advantage is not None else []),
+            plural(r.tokens, "token") + (", cut off" if r.cut_off else ""),
+            *([f"version {r.version}"] if r.version is not None else []),
+        ]
+    )
+
+
+_TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
+
+
+def mark_learned_tokens(
+    groups: Sequence[ResponseGroup], file: Path, *, trusted: bool = False
+) -> list[ResponseGroup]:
+    """Return a copy of each group in which every response shows all its tokens.
+
+    The tokens include special tokens and the prompt's. Lines of tokens that are learned from begin
+    with `+`. `file` is the groups' trajectory file, within its run.directory. `trusted` says
+    whether the run's config may name code.
+
+    Raises ConfigError if the run's config is not found or names code, or if an older version wrote
+    the file without masks.
+    """
+    tokenizer = _tokenizer(file, trusted)
+    try:
+        earlier = {"earlier"} & {*pq.read_schema(file).names}
+        rows = read_bounded(file, [*_TOKENS, *earlier]).to_pylist()
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"{file} has not the columns {', '.join(_TOKENS)}. An older version wrote it; leave "
+            "--mask out."
+        ) from error
+    by_response = {(row["group"], row["sample_index"]): row for row in rows}
+
+    def with_marks(response: SampledResponse) -> SampledResponse:
+        row = by_response[response.group, response.sample_index]
+        return replace(response, pieces=tuple(_branches(row, tokenizer)))
+
+    return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
+
+
+def sequences_text(file: Path, *, trusted: bool = False) -> str:
+    """Return the text of the sequences that a bad step of a job on rows would have learned from.
+
+    Learned tokens are marked with `+`. Raises ConfigError as `mark_learned_tokens`.
+    """
+    tokenizer, lines = _tokenizer(file, trusted), list[str]()
+    for row in read_bounded(file).to_pylist():
+        pieces = _pieces({"prompt_tokens": [], **row}, tokenizer)
+        lines += [f"step {row['step']}, sequence {row['sequence']}"]
+        lines += ["".join(piece.text for piece in pieces), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _tokenizer(file: Path, trusted: bool) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the run that wrote a trajectory file."""
+    config = RunDirectory(file.absolute().parent.parent).config_path
+    if not config.is_file():
+        raise ConfigError(
+            f"--mask reads tokens by the tokenizer of the run, and {config} is not there. Give a "
+            "run.directory, or a file of its folder trajectories."
+        )
+    from plimsoll.commands.found_models import refuse_code  # most who read rollouts need neither
+    from plimsoll.model.load import load_tokenizer
+
+    values = value_at(read_tree_of(str(config), []).values, ("actor", "model")) or {}
+    if not trusted:
+        refuse_code(str(config), Tree({"actor": {"model": values}}, {}))
+    model = validate(ModelConfig, Tree(values, {}))
+    return load_tokenizer(model.path, model.trust_remote_code)
+
+
+def _branches(
+    row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[ResponsePiece]:
+    """Yield the marked text of a response; of an episode with branches, each below a heading."""
+    branches = [*(row.get("earlier") or ()), row]
+    for number, branch in enumerate(branches, 1):
+        if len(branches) > 1:
+            yield ResponsePiece(
+                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
+            )
+        yield from _pieces(branch, tokenizer)
+
+
+def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[ResponsePiece]:
+    """Yield the decoded tokens of a row: a piece for each span that is learned or is not."""
+    tokens = [*row["prompt_tokens"], *row["tokens"]]
+    learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
+    spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
+    for number, span in enumerate(spans):
+        text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
+        mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
+        lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
+        yield ResponsePiece(lines + "\n" * (number + 1 < len(spans)), kind)
 
 
 @dataclass(frozen=True)

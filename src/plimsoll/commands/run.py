@@ -15,7 +15,7 @@ from typing import Any
 from plimsoll.commands.planning import constants_of, hardware_of, summarize_plan
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
-from plimsoll.memory.explain.explain import explain, explanation_text
+from plimsoll.memory.explain import explain, explanation_text
 from plimsoll.memory.weigh import Plan
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory

@@ -4,7 +4,7 @@
 
 Each reward has its own path: POST http://HOST:PORT/NAME. A single reward is also at /score and
 /get_reward. Callers send JSON and the server's token (machine/guard.py). Plimsoll's and OpenRLHF's
-request formats are read (reward/servers/formats.py). Values have no weight or normalisation, as
+request formats are read (reward/server_forms.py). Values have no weight or normalisation, as
 these belong to the run that asks.
 """
 
@@ -37,7 +37,7 @@ from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
-from plimsoll.reward.servers.formats import read_request
+from plimsoll.reward.server_forms import read_request
 from plimsoll.rl.reward_model import model_scores
 from plimsoll.train.loading import load_measured
 

@@ -24,7 +24,7 @@ from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import read_prompt
-from plimsoll.data.report import BadRow, RowProblem
+from plimsoll.data.fields import BadRow, RowProblem
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
@@ -33,9 +33,8 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.references import is_of_episodes
 from plimsoll.reward.score import open_rewards
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import existing_run
-from plimsoll.run.numbers import mean
+from plimsoll.run.numbers import mean, plural
 from plimsoll.run.responses import excerpt
 from plimsoll.run.trajectories import read_trajectories
 

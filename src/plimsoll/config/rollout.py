@@ -14,13 +14,13 @@ from plimsoll.config.base import (
     Share,
     WrittenPath,
 )
+from plimsoll.config.engine import Dtype
 from plimsoll.config.engines import (
     ROLLOUT_ENGINES,
     HasEngine,
     RolloutEngineConfig,
     with_engines,
 )
-from plimsoll.config.model import Dtype
 
 
 class SamplingConfig(Settings):

@@ -30,10 +30,10 @@ from plimsoll.data.pieces import (
     dense_text,
     join_plain,
     quote,
+    tokenize,
     tool_name,
 )
 from plimsoll.data.template import Template
-from plimsoll.data.tokenize import tokenize
 from plimsoll.errors import DataError
 from plimsoll.records import Ints, TokenIds
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.fields import reference_text, text_of
+from plimsoll.data.fields import RawRow, RowProblem, reference_text, text_of
 from plimsoll.data.loading import (
     CheckedRow,
     CountRows,
@@ -27,8 +27,7 @@ from plimsoll.data.loading import (
     source_name,
 )
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.pieces import mark_unlearned, prompt_number, readable_text
-from plimsoll.data.report import RawRow, RowProblem
+from plimsoll.data.pieces import Tokenized, mark_unlearned, prompt_number, readable_text
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
@@ -36,19 +35,21 @@ from plimsoll.data.rows import (
     conversation_of,
     environment_of,
     label_of,
+    labels_of,
     limit_of,
     order_of,
     plain_columns,
     prompt_of,
     reference_of,
     sampled_prompt_of,
+    step_parts,
+    step_pieces,
+    steps_of,
     turns_field,
 )
-from plimsoll.data.steps import labels_of, step_parts, step_pieces, steps_of
 from plimsoll.data.template import Draft, Template
-from plimsoll.data.tokenize import Tokenized
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 _NO_TOKENS: TokenIds = np.empty(0, dtype=np.int64)
 

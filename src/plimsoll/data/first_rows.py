@@ -18,19 +18,20 @@ import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.fields import text_of
+from plimsoll.data.fields import BadRow, RawRow, text_of
 from plimsoll.data.generated import COLUMNS
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.rows import (
     answer_of,
     conversation_of,
     environment_of,
     label_of,
+    labels_of,
     limit_of,
     order_of,
     prompt_of,
     reference_of,
+    steps_of,
     tools_of,
 )
 from plimsoll.data.sources import (
@@ -70,8 +71,6 @@ def read_row(
         label_of(row, source.label)
         answer_of(row, source)
     elif source.steps is not None and source.labels is not None:
-        from plimsoll.data.steps import labels_of, steps_of  # NumPy, which no other row needs
-
         prompt_of(row, source)
         steps_of(row, source.steps)
         labels_of(row, source.labels, source.steps)

@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.problems import Problem, Section
-from plimsoll.data.report import BadRow, RawRow
+from plimsoll.data.fields import BadRow, RawRow
 from plimsoll.errors import ConfigError
 from plimsoll.process.child import ChildEnded, Pool, Program, our_environment
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from plimsoll.config.json_text import DEEPEST, check_depth
-from plimsoll.data.report import BadRow, RawRow
+from plimsoll.data.fields import BadRow, RawRow
 from plimsoll.errors import ConfigError
 
 MOST_BYTES = 2**26

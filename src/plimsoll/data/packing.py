@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from plimsoll.errors import DataError
 from plimsoll.records import Ints, Pack, Pair, Sample, leaders
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 Bins = list[list[int]]
 """The numbers of the groups in each pack."""

@@ -19,9 +19,8 @@ import re
 from dataclasses import dataclass
 from math import inf
 
-from plimsoll.data.fields import kind_of, text_of
+from plimsoll.data.fields import RawRow, RowProblem, kind_of, text_of
 from plimsoll.data.pieces import Messages, count_alike
-from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.rows import prompt_turns, response_turns, turns_of, with_system
 
 HUMAN = "\n\nHuman:"

@@ -29,10 +29,9 @@ import pyarrow.parquet as pq
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.files import nearest
 from plimsoll.config.json_text import parse_json
-from plimsoll.data.fields import BESIDE
+from plimsoll.data.fields import BESIDE, BadRow, RawRow, RowProblem, nearest_file
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
-from plimsoll.data.report import BadRow, RawRow, RowProblem, nearest_file
 from plimsoll.errors import ConfigError
 from plimsoll.machine.faults import fault_point
 

@@ -1,4 +1,4 @@
-"""Render conversations as text, with marks on what is learned; tokenize.py makes the tokens.
+"""Render conversations as text, with marks on what is learned; pieces.py makes the tokens.
 
 A conversation becomes `TextPiece`s: text with learned ranges of characters. Many of them are
 tokenized at once. The ranges come from one of three places:
@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plimsoll.config.data import DataConfig, template_file
+from plimsoll.data.fields import nearest_file
 from plimsoll.data.pieces import (
     SYSTEM_ROLES,
     USUAL_ROLE,
@@ -27,6 +28,7 @@ from plimsoll.data.pieces import (
     Messages,
     TextPiece,
     TextSpan,
+    Tokenized,
     Tools,
     check_begins,
     check_calls,
@@ -36,12 +38,11 @@ from plimsoll.data.pieces import (
     join_plain,
     learn_whole,
     mark_unlearned,
+    tokenize,
     with_end,
     without_end,
     without_tail,
 )
-from plimsoll.data.report import nearest_file
-from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.process.templates import Rendering, RenderRequest, check_template, render
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from plimsoll.config.files import nearest
 from plimsoll.config.json_text import parse_json
-from plimsoll.data.fields import checked_text, kind_of, list_of, present
+from plimsoll.data.fields import RowProblem, checked_text, kind_of, list_of, present
 from plimsoll.data.pieces import (
     SYSTEM_ROLES,
     TOOL_ROLES,
@@ -32,7 +32,6 @@ from plimsoll.data.pieces import (
     call_arguments,
     tool_name,
 )
-from plimsoll.data.report import RowProblem
 
 ROLES = ("system", "user", "assistant", "tool", "developer", "ipython")
 MARKS = ("weight", "loss", "loss_mask", "train", "training", "trainable")

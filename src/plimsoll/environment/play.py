@@ -30,15 +30,14 @@ from plimsoll.environment.episode import (
     add_figures,
 )
 from plimsoll.environment.local import EpisodeEnvironment
-from plimsoll.environment.protocol import Message, Observation, Reply
-from plimsoll.environment.results import EnvironmentFailed
-from plimsoll.environment.turn_codec import (
+from plimsoll.environment.messages import (
     TurnCodec,
     match_results,
     readable_text,
     render_message,
     with_call_ids,
 )
+from plimsoll.environment.protocol import EnvironmentFailed, Message, Observation, Reply
 from plimsoll.records import Prompt, TokenIds, Trajectory, Transcript
 from plimsoll.reward.outcome import Failed
 

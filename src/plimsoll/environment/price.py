@@ -7,7 +7,7 @@ from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.reward.price import processes_item
+from plimsoll.reward.references import processes_item
 from plimsoll.timeline.items import Item
 
 _WAITING = 1.5

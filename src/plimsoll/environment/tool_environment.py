@@ -31,8 +31,7 @@ from plimsoll.environment.protocol import (
     ToolCall,
     await_if_needed,
 )
-from plimsoll.environment.schemas import Tool, check_tool, tools_by_name
-from plimsoll.environment.tool_calls import figures_of
+from plimsoll.environment.tool_calls import Tool, check_tool, figures_of, tools_by_name
 from plimsoll.errors import ConfigError
 from plimsoll.process.threads import in_thread
 from plimsoll.reward.outcome import short_repr

@@ -7,9 +7,8 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
 from plimsoll.resolve.columns import sft_source
-from plimsoll.resolve.job import Evaluation, Job, both
+from plimsoll.resolve.job import Evaluation, Job, both, sequences_of
 from plimsoll.resolve.roles import Role, learner
-from plimsoll.resolve.workload import sequences_of
 
 
 class DistillAlgorithm(Settings):

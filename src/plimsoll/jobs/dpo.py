@@ -11,10 +11,17 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.run import JobConfig, PreferenceBatch
 from plimsoll.resolve.choices import is_own, needs_reference
 from plimsoll.resolve.columns import pair_source
-from plimsoll.resolve.job import PAIR_METRICS, Evaluation, Job, Names, both, implicit_rewards
+from plimsoll.resolve.job import (
+    PAIR_METRICS,
+    Evaluation,
+    Job,
+    Names,
+    both,
+    implicit_rewards,
+    pairs_of,
+)
 from plimsoll.resolve.roles import Role, learner, reference_of
-from plimsoll.resolve.rules.roles import stored_logprobs, unused_reference
-from plimsoll.resolve.workload import pairs_of
+from plimsoll.resolve.rules.training import stored_logprobs, unused_reference
 
 
 class PreferenceAlgorithm(Settings):

@@ -10,10 +10,17 @@ from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedR
 from plimsoll.config.run import JobConfig, KtoBatch
 from plimsoll.resolve.choices import is_own
 from plimsoll.resolve.columns import labelled_source
-from plimsoll.resolve.job import ACCURACY, Evaluation, Job, Names, both, implicit_rewards
+from plimsoll.resolve.job import (
+    ACCURACY,
+    Evaluation,
+    Job,
+    Names,
+    both,
+    implicit_rewards,
+    sequences_of,
+)
 from plimsoll.resolve.roles import Role, learner, reference_of
-from plimsoll.resolve.rules.roles import stored_logprobs
-from plimsoll.resolve.workload import sequences_of
+from plimsoll.resolve.rules.training import stored_logprobs
 
 
 class KtoAlgorithm(Settings):

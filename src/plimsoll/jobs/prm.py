@@ -6,9 +6,8 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
 from plimsoll.resolve.columns import step_source
-from plimsoll.resolve.job import Evaluation, Job, Names, both, with_interval
+from plimsoll.resolve.job import Evaluation, Job, Names, both, sequences_of, with_interval
 from plimsoll.resolve.roles import learner
-from plimsoll.resolve.workload import sequences_of
 
 
 class PrmConfig(JobConfig):

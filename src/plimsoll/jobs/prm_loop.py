@@ -22,7 +22,7 @@ from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
 from plimsoll.jobs.prm import PrmConfig
-from plimsoll.model.value import at_marks
+from plimsoll.model.policy import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned

@@ -17,13 +17,13 @@ from plimsoll.resolve.job import (
     Names,
     Panel,
     Sampling,
+    Workload,
     alone,
     both,
     with_interval,
 )
 from plimsoll.resolve.roles import HeadKind, Role, learner, reference_of, scoring_role
 from plimsoll.resolve.rules.sampling import check_learning
-from plimsoll.resolve.workload import Workload
 from plimsoll.rl.presets import PRESETS
 
 

@@ -25,11 +25,10 @@ from typing import TypeVar
 
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster, group_of
-from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import KlConfig, RlConfig
 from plimsoll.machine.faults import fault_point
 from plimsoll.records import Floats, Trajectory
 from plimsoll.resolve.roles import scoring_role

@@ -10,9 +10,8 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, PreferenceBatch
 from plimsoll.resolve.choices import is_own
 from plimsoll.resolve.columns import pair_source
-from plimsoll.resolve.job import PAIR_METRICS, Evaluation, Job, Names, both
+from plimsoll.resolve.job import PAIR_METRICS, Evaluation, Job, Names, both, pairs_of
 from plimsoll.resolve.roles import learner
-from plimsoll.resolve.workload import pairs_of
 
 
 class RewardAlgorithm(Settings):

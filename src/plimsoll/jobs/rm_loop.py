@@ -26,7 +26,7 @@ from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import CountRows, Loaded, ignore_rows
 from plimsoll.data.template import Template
 from plimsoll.jobs.rm import RmConfig
-from plimsoll.model.value import at_ends
+from plimsoll.model.policy import at_ends
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned

@@ -28,8 +28,8 @@ from plimsoll.rl.live import sample_step
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled
 from plimsoll.rl.setup import RlWork, load_prompt_data, start
-from plimsoll.run.counting import plural
 from plimsoll.run.json_lines import write_rows
+from plimsoll.run.numbers import plural
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories, write_trajectories

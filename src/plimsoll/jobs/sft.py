@@ -7,9 +7,8 @@ from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
 from plimsoll.resolve.columns import sft_source
-from plimsoll.resolve.job import Evaluation, Job, both
+from plimsoll.resolve.job import Evaluation, Job, both, sequences_of
 from plimsoll.resolve.roles import learner
-from plimsoll.resolve.workload import sequences_of
 
 
 class SftAlgorithm(Settings):

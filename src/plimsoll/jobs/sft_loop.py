@@ -16,7 +16,7 @@ import numpy as np
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftConfig
-from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.model.policy import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned

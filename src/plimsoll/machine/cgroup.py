@@ -1,13 +1,22 @@
-"""Read the limits that cgroups set on this process: memory, CPU time, processes.
+"""Read the limits that cgroups set on this process, and make cgroups that limit other processes.
 
-`membership` is /proc/self/cgroup and `root` is /sys/fs/cgroup, of version 1 (a hierarchy for each
-controller) or 2. A container often sees its own cgroup as the root.
+The limits are of memory, CPU time and processes. `membership` is /proc/self/cgroup and `root` is
+/sys/fs/cgroup, of version 1 (a hierarchy for each controller) or 2. A container often sees its own
+cgroup as the root.
+
+A new cgroup (version 2) is made beside this process's own. It cannot be below, because a cgroup
+with limits below it must not hold processes itself. Root may make a cgroup, and so may a user in a
+scope of systemd's (`systemd-run --user --scope`) or in another delegated cgroup.
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,3 +110,57 @@ def _read(file: Path) -> str:
         return file.read_text().strip()
     except OSError:  # a file of the other version, or deleted meanwhile
         return ""
+
+
+_cgroup_numbers = itertools.count()
+
+
+def make_cgroup(
+    memory_bytes: int,
+    processes: int,
+    pids: Iterable[int] = (),
+    membership: Path = MEMBERSHIP,
+    root: Path = ROOT,
+) -> Path | None:
+    """Return the folder of a new cgroup that holds some processes, or None if it cannot be made.
+
+    Args:
+        memory_bytes: The most memory of all processes in it together; none of it is swapped.
+        processes: The most processes and threads in it.
+        pids: The processes that are moved into it.
+        membership: The file that names the cgroup of this process.
+        root: The folder of all cgroups.
+    """
+    if not (root / "cgroup.controllers").is_file():
+        return None
+    (path,) = (line[3:] for line in membership.read_text().splitlines() if line[:3] == "0::")
+    ours = root / path.lstrip("/")
+    parent = ours if ours == root else ours.parent  # processes may be in the root itself
+    folder = parent / f"plimsoll-{os.getpid()}-{next(_cgroup_numbers)}"
+    limits = {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes}
+    try:
+        folder.mkdir()
+        for name, limit in limits.items():
+            if name != "memory.swap.max" or (folder / name).exists():  # a kernel without swap
+                with open(folder / name, "r+", encoding="ascii") as file:
+                    file.write(str(limit))
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
+    except OSError:
+        with suppress(OSError):
+            folder.rmdir()
+        return None
+    return folder
+
+
+def remove_cgroup(folder: Path) -> None:
+    """Remove a cgroup as soon as its processes, which were killed, are gone."""
+    until = time.monotonic() + 10.0
+    while time.monotonic() < until:
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)

@@ -20,7 +20,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.host import live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, own_cards
 from plimsoll.machine.versions import has_cuda_build
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 _MOST_BYTES = 2**60
 _CARD_BYTES = range(10**9, 2**40)  # other sizes have a missing or wrong unit

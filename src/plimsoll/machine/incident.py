@@ -15,7 +15,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.host import live_host
 from plimsoll.machine.nvidia import LiveCard, live_cards
-from plimsoll.machine.stacks import families
+from plimsoll.machine.processes import families
 from plimsoll.run.readings import DividedShare, Footprint, Reading
 
 _SHOWN = 5

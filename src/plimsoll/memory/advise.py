@@ -18,13 +18,12 @@ from typing import Any
 from plimsoll.config.problems import Code, show
 from plimsoll.memory.contents.stores import Store, Verdict
 from plimsoll.memory.levers.catalogue import levers_by_rank
-from plimsoll.memory.levers.changes import Change, changes_between, split_key
 from plimsoll.memory.levers.descent import Descent, Turned, cost_of, effect_of, move_of
-from plimsoll.memory.levers.trials import Trial, Trials
+from plimsoll.memory.levers.trials import Change, Trial, Trials, changes_between, split_key
 from plimsoll.memory.plan import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.numbers import gigabytes
 from plimsoll.timeline.levers import EFFECTS, Effect, Lever, LeverValue
 
 _SLOW: Code = "few-at-once"

@@ -23,10 +23,9 @@ from plimsoll.memory.contents.stores import (
     verdict_of,
 )
 from plimsoll.memory.levers.descent import with_ways_out
-from plimsoll.memory.rules.shortages import find_close
-from plimsoll.memory.weigh import Ground, Plan, problems_besides, weigh
+from plimsoll.memory.weigh import Ground, Plan, find_close, problems_besides, weigh
 from plimsoll.resolve.run_spec import Phase, RunSpec
-from plimsoll.run.counting import duration_text, gigabytes, plural
+from plimsoll.run.numbers import duration_text, gigabytes, plural
 from plimsoll.timeline.items import KINDS, Item, Kind
 
 

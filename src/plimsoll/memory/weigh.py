@@ -1,6 +1,7 @@
-"""The plan of a run's memory, and whether it fits.
+"""The plan of a run's memory, and whether it fits: what lacks memory, disk or cards, and why.
 
-The plan has every byte by role, phase and item, on all cards, hosts and disks.
+The plan has every byte by role, phase and item, on all cards, hosts and disks. The top consumer of
+an overfull store is the group of items without which the rest would fit. Levers give the ways out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Code, Problem
+from plimsoll.config.run import RunConfig
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import (
@@ -20,19 +22,15 @@ from plimsoll.memory.contents.contents import (
     contents_of,
     make_job,
 )
-from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, verdict_of
-from plimsoll.memory.rules.rules import find_conflicts
-from plimsoll.memory.rules.shortages import (
-    Shortage,
-    find_missing,
-    find_overfull,
-    find_unstarted,
-)
-from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.timeline.items import Allocation, Item
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, disk_items, verdict_of
+from plimsoll.memory.rules import find_conflicts
+from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.run_spec import Phase, RunSpec
+from plimsoll.run.numbers import first_of, gigabytes, plural
+from plimsoll.sampler.price import CrowdedCard, rollout_price
+from plimsoll.timeline.items import Allocation, Item, Kind, Where
 
 BAND = Band(
     0.10,
@@ -185,3 +183,236 @@ def _hardware(job: PlannedJob, slot: Slot) -> tuple[str, int | None]:
     if slot.card is None:
         return "host memory", node.host_bytes
     return node.cards[slot.card].name, node.cards[slot.card].usable_bytes
+
+
+@dataclass(frozen=True)
+class _TopConsumer:
+    """The items of a role at a peak, all or of one kind, the largest first."""
+
+    role: RoleName
+    """The owner of the items."""
+    kind: Kind | None
+    """Their kind; None for all that a role has."""
+    where: Where
+    """The side that is too small for them."""
+    phase: Phase
+    """The phase of the peak."""
+    items: tuple[Item, ...]
+    alone: bool
+    """Whether the rest fits without them."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all these items."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def what(self) -> str:
+        """The items in words."""
+        match self.kind:
+            case None:
+                return f"all of the {self.role}"
+            case "frozen models":
+                return f"the {self.role} model"
+            case "rollout engines" | "processes":
+                return f"the {self.kind}"
+            case _:
+                return f"the {self.role}'s {self.kind}"
+
+
+_OPTIONAL: tuple[Kind | None, ...] = (
+    "frozen models",
+    "activations",
+    "rollout engines",
+    "optimizer states",
+    "gradients",
+    "buffers",
+    "weights",
+    "processes",
+    None,
+)
+"""The kinds, the most optional first; None for everything of a role."""
+
+
+def find_top_consumer(store: Store, spec: RunSpec[Any]) -> _TopConsumer:
+    """Return the group of items that makes a store overfull.
+
+    Of the groups without which the rest fits, this is the most optional kind's largest group. If
+    there is no such group, it is the largest group of a role and kind.
+    """
+    kinds = sorted(_kinds(store), key=lambda consumer: -consumer.bytes)
+    alone = [consumer for consumer in [*kinds, *_roles(store, spec)] if consumer.alone]
+    return min(alone, key=lambda top: _OPTIONAL.index(top.kind)) if alone else kinds[0]
+
+
+def _kinds(store: Store) -> Iterator[_TopConsumer]:
+    """Yield each role's items of one kind."""
+    for role, kind in dict.fromkeys((item.role, item.kind) for item in store.peak.items):
+        yield _consumer(store, role, kind)
+
+
+def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[_TopConsumer]:
+    """Yield everything of the critic, then of the actor, which could go to other machines."""
+    for role in ("critic", "actor") if "critic" in spec.trained else ():
+        yield _consumer(store, role, None)
+
+
+def _consumer(store: Store, role: RoleName, kind: Kind | None) -> _TopConsumer:
+    assert store.capacity is not None
+
+    def is_chosen(item: Item) -> bool:
+        return item.role == role and kind in (None, item.kind)
+
+    alone = store.without(is_chosen).peak.bytes <= store.capacity
+    items = tuple(item for item in store.peak.items if is_chosen(item))
+    return _TopConsumer(role, kind, store.where, store.peak.moment.phase, items, alone)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A lack of memory or of cards."""
+
+    problem: Problem
+    """The error, without its fix."""
+    top: _TopConsumer | None = None
+    """The items that make a card or host overfull; None for processes that cannot start."""
+
+
+_TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
+
+
+def find_missing(job: PlannedJob, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
+    """Yield an error if CUDA is set but there is no card, and one if the disk is too small.
+
+    Args:
+        job: the run.
+        disk: the files that the run writes.
+        free_disk: free bytes of the disk; None if unknown.
+    """
+    if job.spec.cluster.device == "cuda" and job.hardware.cards == 0:
+        yield Problem(
+            "no-gpu",
+            "error",
+            "cluster.device is cuda, and the hardware has no GPU",
+            "nothing can be put on a card that is not there",
+            "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
+        )
+    if free_disk is not None:
+        yield from _disk(job, disk, free_disk)
+
+
+def find_unstarted(job: PlannedJob) -> Iterator[Shortage]:
+    """Yield a shortage for each error of ranks and engines that would not start."""
+    for problem in (*_cards(job), *_engines(job)):
+        yield Shortage(problem)
+
+
+def find_overfull(job: PlannedJob, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
+    """Yield a shortage for each card and host that does not hold its peak."""
+    for store in stores:
+        if verdict_of(store, band) == "does not fit":
+            top = find_top_consumer(store, job.spec)
+            engines = top.kind == "rollout engines"
+            shared = _beside_ranks(job, store) if engines else None
+            yield Shortage(shared) if shared else Shortage(_overfull(store, top), top)
+
+
+def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
+    """Yield a warning for each card and host that may not hold its peak."""
+    yield from (_close(store, band) for store in stores if verdict_of(store, band) == "risky")
+
+
+def _cards(job: PlannedJob) -> Iterator[Problem]:
+    layout, sampled = job.layout, job.sampler is not None
+    if layout.unplaced:
+        yield Problem(
+            "more-ranks-than-gpus",
+            "error",
+            f"the run needs {plural(layout.cards_needed, 'GPU')} and the hardware has "
+            f"{job.hardware.cards}: no card is left for {first_of(layout.unplaced, 4)}",
+            "every rank has a card of its own"
+            + ", and so has every part of an engine unless rollout.placement is shared, which "
+            "needs rollout.staleness: 0; the parts of an engine are on one node" * sampled,
+        )
+
+
+def _engines(job: PlannedJob) -> Iterator[Problem]:
+    """Yield the errors of engines that would not start, or would not hold one sequence."""
+    site = job.engine_site
+    if site is None:
+        return
+    slots = [process.slot for process in job.layout.processes if process.kind == "engine worker"]
+    sizes = [card.usable_bytes for card in map(job.card, slots) if card is not None]
+    if sizes or job.device == "cpu":
+        yield from rollout_price(site.sampler.rollout).starts(site, min(sizes, default=None))
+
+
+def _beside_ranks(job: PlannedJob, store: Store) -> Problem | None:
+    """Return the error of a card that would hold an engine or the ranks, but not both.
+
+    None if the card is too full for another reason.
+    """
+    site, ranks = job.engine_site, store.without_engines
+    if site is None or store.where != "device" or store.capacity is None:
+        return None
+    rollout = site.sampler.rollout
+    together = rollout.placement == "shared" and bool(ranks.held)
+    if not together or ranks.peak.bytes > store.capacity:
+        return None
+    peak = store.peak
+    beside = sum(item.bytes for item in peak.items if item.role != "rollout")
+    card = CrowdedCard(store.name, store.capacity, peak.moment, peak.bytes, beside)
+    return next(rollout_price(rollout).shares(site, card), None)
+
+
+def _disk(job: PlannedJob, disk: Sequence[Item], free: int) -> Iterator[Problem]:
+    needed = sum(item.bytes for item in disk)
+    if needed > free:
+        yield Problem(
+            "disk-space",
+            "error",
+            f"what the run saves takes {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
+            "are free",
+            "; ".join(f"{item.role} {item.name}: {item.formula}" for item in disk),
+            ", or ".join([*_saving_less(job.spec.run), "a run.directory on a larger disk"]),
+        )
+
+
+def _saving_less(run: RunConfig) -> Iterator[str]:
+    """Yield the settings with which a run writes less."""
+    if run.keep_checkpoints > 1:
+        yield "fewer run.keep_checkpoints"
+    none = "run.keep_checkpoints: 0" + " without run.best" * (run.best is not None)
+    keys = [none] * bool(run.keep_checkpoints) + ["run.save_model: false"] * run.save_model
+    if keys:
+        yield f"{' and '.join(keys)} (a trial that saves nothing)"
+
+
+def _overfull(store: Store, top: _TopConsumer) -> Problem:
+    assert store.capacity is not None
+    peak = store.peak
+    over = gigabytes(peak.bytes - store.capacity)
+    share = gigabytes(top.bytes)
+    alone = "without them the rest fits" if top.alone else "the largest, and not alone in it"
+    items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in top.items[:4])
+    return Problem(
+        _TOO_SMALL[store.where],
+        "error",
+        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, {over} GB more than "
+        "it has",
+        f"it breaks on {top.what}, {share} GB ({items}): {alone}",
+    )
+
+
+def _close(store: Store, band: Band) -> Problem:
+    assert store.capacity is not None
+    peak = store.peak
+    largest = ", ".join(f"{i.role} {i.name} {gigabytes(i.bytes)}" for i in peak.items[:3])
+    return Problem(
+        _TOO_SMALL[store.where],
+        "warning",
+        f"{store.name} would hold {gigabytes(peak.bytes)} of {gigabytes(store.capacity)} GB in "
+        f"{peak.moment}: closer than the plan is exact",
+        f"predictions may be {band.share:.0%} too low; the largest items are {largest}",
+        "try it with a short run, or make room as for what does not fit",
+    )

@@ -21,17 +21,16 @@ from transformers import PreTrainedModel
 from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR, AdapterConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.checks import as_config_error
-from plimsoll.model.older_files import add_older_settings
-from plimsoll.model.policy import (
+from plimsoll.model.files import (
     WRAPPER,
     Companions,
-    PolicyModel,
+    add_older_settings,
     is_of_adapter,
     plain_name,
     write_generation,
 )
+from plimsoll.model.policy import PolicyModel, ValueModel
 from plimsoll.model.quantization import dequantise
-from plimsoll.model.value import ValueModel
 from plimsoll.process.patterns import last_group
 from plimsoll.run.files import whole_directory
 

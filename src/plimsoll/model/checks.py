@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from plimsoll.config.engine import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.json_text import parse_json
-from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.errors import ConfigError, PlimsollError
 
 # Settings that change the logits, except the softcaps, which `logit_softcap` and attention read.

@@ -25,21 +25,20 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from plimsoll.config.base import AUTO
+from plimsoll.config.engine import ModelConfig
 from plimsoll.config.json_text import parse_json
-from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model import checks, fused
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import check_frame, read_model_config
 from plimsoll.model.cpu import use_cpu_kernels
+from plimsoll.model.files import TOKENIZER_CONFIG, TOKENS, adds_ends
 from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.older_files import TOKENIZER_CONFIG, TOKENS, adds_ends
-from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
+from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel, ValueModel, initialise_score
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
-from plimsoll.model.value import ValueModel, initialise_score
-from plimsoll.resolve.kernels import against_varlen
+from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import heads_of
 
 _MAY_LACK: Mapping[str, bool] = MappingProxyType(

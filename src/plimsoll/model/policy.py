@@ -1,40 +1,32 @@
-"""The policy model: a Hugging Face decoder reads a pack, and its head returns log-probs.
+"""The policy, the teacher and the value model: Hugging Face decoders that read a pack, with heads.
 
-The file also defines the teacher model and the names of weights. It writes directories that
-transformers and vLLM load, with the tokenizer, its chat template and the generation config. In
-memory transformers keeps the experts of a mixture stacked, under other names than in files.
+The policy's head returns log-probs, and the value model's a number per token.
+
+NEFTune adds noise to the input embeddings while training. Jain et al. 2023, algorithm 1,
+https://arxiv.org/abs/2310.05914. Unlike in the paper, the noise of a sequence is scaled by the
+sequence's length, not by that of a padded batch, and each sequence has a seed. So the gradient does
+not depend on the sequence's neighbours in a pack, on the rank that computes it, or on whether the
+run was interrupted.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import GENERATION_CONFIG_NAME
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
-from plimsoll.data.template import make_template
 from plimsoll.model.attention import PackLayout, layout_arrays
 from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
+from plimsoll.model.files import plain_name
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.noise import EmbeddingNoise, add_noise
-from plimsoll.model.older_files import add_older_settings
 from plimsoll.model.sending import Arrays, send
 from plimsoll.model.token_logprobs import (
     Entropy,
@@ -44,70 +36,56 @@ from plimsoll.model.token_logprobs import (
     token_nll,
 )
 from plimsoll.records import Pack
-from plimsoll.run.files import whole_directory
 
 
-@dataclass(frozen=True, eq=False)
-class Companions:
-    """Files that are saved beside a model's weights.
+@dataclass(frozen=True)
+class EmbeddingNoise:
+    """The noise of a pack.
 
     Attributes:
-        tokenizer: the tokenizer, with the chat template that the model was trained with.
-        generation: the generation config; None for a model that scores.
-        added_end: the end of the template's turns, if the model's own files do not name it as an
-            end of responses.
+        alpha: the strength.
+        lengths_S: the length of each sequence.
+        seeds_S: the seed of each sequence.
     """
 
-    tokenizer: PreTrainedTokenizerBase
-    generation: GenerationConfig | None
-    added_end: str | None = None
+    alpha: float
+    lengths_S: tuple[int, ...]
+    seeds_S: tuple[int, ...]
+
+    def draw(self, width: int, device: torch.device) -> Tensor:
+        """Return fp32 noise, [T, H], uniform within alpha / sqrt(length * width) for each token."""
+
+        def noise(length: int, seed: int) -> Tensor:
+            drawn = torch.Generator(device).manual_seed(seed)
+            bound = self.alpha / (length * width) ** 0.5
+            return torch.empty(length, width, device=device).uniform_(
+                -bound, bound, generator=drawn
+            )
+
+        return torch.cat(list(map(noise, self.lengths_S, self.seeds_S)))
 
 
-def companions(
-    lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str | None
-) -> Companions:
-    """Return the companions of a trained model.
+@contextmanager
+def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]:
+    """During the block, add noise to the embeddings that a pack gets, [1, T, H]; None: add none.
 
-    Args:
-        lm: the trained model.
-        tokenizer: the tokenizer of the model that training began with, newly read.
-        template: the Jinja template of training, which becomes the tokenizer's. None: training
-            used the tokenizer's own. The end of its turns becomes an end token of generation.
-            `none`: training used no template.
+    The noise is added by a hook on the module's output. So it does not matter whether weights are
+    divided, have an adapter, or layers are recomputed: the embeddings are computed once.
     """
-    generation = deepcopy(lm.generation_config) if lm.can_generate() else None
-    if template == "none":
-        return Companions(tokenizer, generation)
-    if template is not None:
-        tokenizer.chat_template = template
-    end = None if generation is None else make_template(tokenizer, template, None).turn_end()
-    if generation is None or end is None:
-        return Companions(tokenizer, generation)
-    ends, token = generation.eos_token_id, int(tokenizer.convert_tokens_to_ids(end))
-    generation.eos_token_id = _with_end(ends, token)
-    known = generation.eos_token_id == ends or token == tokenizer.eos_token_id
-    return Companions(tokenizer, generation, None if known else end)
+    if noise is None:
+        yield
+        return
 
+    def add(module: nn.Module, inputs: object, embedded_1TH: Tensor) -> Tensor:
+        drawn_TH = noise.draw(embedded_1TH.shape[-1], embedded_1TH.device)
+        fills = embedded_1TH.shape[1] - len(drawn_TH)
+        return embedded_1TH + pad(drawn_TH, (0, 0, 0, fills)).to(embedded_1TH.dtype)
 
-def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:
-    """Return the ends with a further token; a single end stays a number, as in most files."""
-    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if token in known:
-        return token if ends == token else known
-    return [*known, token] if known else token
-
-
-def write_generation(generation: GenerationConfig, directory: Path) -> None:
-    """Write generation_config.json unchanged.
-
-    `save_pretrained` would refuse settings of which transformers only warns when it reads them.
-    Llama 2 was published with such settings.
-    """
-    generation.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
-
-
-WRAPPER = "lm."
-"""The prefix of the parameter names of a PolicyModel or ValueModel."""
+    hook = embeddings.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)
@@ -292,95 +270,78 @@ class TeacherModel(nn.Module):
         return tuple(names[id(part)] for part in parts if part is not None)
 
 
-def hf_state_names(model: nn.Module) -> dict[str, str]:
-    """Return {name in the module: Hugging Face name} of a model's parameters.
+ReadAt = Callable[[PackTensors], PackTensors]
+"""Chooses where the values of a pack are read: returns the same pack with other predictors."""
 
-    Tied parameters occur once. The parameters of adapters are left out; a layer that an adapter
-    wraps has the name that it has without the adapter.
+
+def before_learned(pack: PackTensors) -> PackTensors:
+    """Return the pack unchanged; values are read at the token before each learned token, [L].
+
+    Critics judge this state.
     """
-    names = (name for name, _ in model.named_parameters())
-    return {name: plain_name(name) for name in names if not is_of_adapter(name)}
+    return pack
 
 
-def is_of_adapter(name: str) -> bool:
-    """Return whether a parameter of this name belongs to an adapter; see `adapters.py`."""
-    return ".lora_" in name
+def at_ends(pack: PackTensors) -> PackTensors:
+    """Return the pack changed so that values are read at each sequence's last token, [S].
 
-
-def plain_name(name: str) -> str:
-    """Return the Hugging Face name of a parameter or buffer of a PolicyModel or ValueModel."""
-    return name.removeprefix(WRAPPER).replace(".base_layer.", ".")
-
-
-def save_hf(
-    config: PreTrainedConfig,
-    state: Mapping[str, Tensor],
-    tokenizer: PreTrainedTokenizerBase | None,
-    directory: Path,
-    generation_config: GenerationConfig | None = None,
-) -> None:
-    """Write a Hugging Face directory, whole or not at all, in place of an existing one.
-
-    `config` is `model.lm.config`; its entry `architectures` names the class of the weights. `state`
-    has the full tensors by Hugging Face name, on any device. Of tied tensors (the same storage
-    under several names) only the first is written; transformers ties them again as it loads. Raises
-    PlimsollError with the path if the disk is full or not writable.
+    Reward models score responses there.
     """
-    assert all(t.numel() > 0 for t in state.values()), "a sharded tensor was not gathered"
-    tensors = _without_ties(state)
-    saved_config = deepcopy(config)
-    saved_config.dtype = next(iter(tensors.values())).dtype
-    with whole_directory(Path(directory)) as partial:
-        saved_config.save_pretrained(partial)
-        save_torch_state_dict(tensors, partial, max_shard_size="5GB", metadata={"format": "pt"})
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-        add_older_settings(partial)
-        if generation_config is not None:
-            write_generation(generation_config, partial)
+    return replace(pack, predictor_L=pack.layout.cu_queries[1:].long() - 1)
 
 
-def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    first: dict[tuple[torch.device, int], str] = {}
-    for name, tensor in state.items():
-        first.setdefault((tensor.device, tensor.data_ptr()), name)
-    return {name: state[name] for name in first.values()}
+def at_marks(pack: PackTensors) -> PackTensors:
+    """Return the pack changed so that values are read at the learned tokens themselves, [L].
 
-
-_LAYER = re.compile(r".*?\.layers\.\d+\.")
-
-
-def published_weights(
-    lm: PreTrainedModel, weights: dict[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of all weights, named and split up as in the model's files.
-
-    `weights` has the full tensors as the model in memory has them, by Hugging Face name. It is
-    emptied layer by layer, because some yielded tensors are copies. Others share memory.
+    For a process reward model these tokens end the steps of solutions. No two sequences may share
+    tokens.
     """
-    for names in _by_layer(weights):
-        layer = {name: weights.pop(name) for name in names}
-        yield from revert_weight_conversion(lm, layer).items()
+    return replace(pack, predictor_L=pack.predictor_L + 1)
 
 
-def weights_for_files(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return `published_weights` as a dict; no two tensors share memory, as files require."""
-    whole = set(weights)
-    return {n: t if n in whole else t.clone() for n, t in published_weights(lm, weights)}
+class ValueHead(nn.Module):
+    """Replaces the one-label `score` Linear and keeps its weight; computes in fp32.
 
-
-def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that the files of a PolicyModel or ValueModel hold, by Hugging Face name.
-
-    They are not trained by gradients; a router's biases are an example.
+    In bfloat16 a value would have 8 bits, too few for differences between neighbouring tokens.
     """
-    buffers = dict(module.named_buffers())
-    return {plain_name(name): buffers[name] for name in module.state_dict() if name in buffers}
+
+    def __init__(self, score: nn.Linear) -> None:
+        super().__init__()
+        self.weight = score.weight
+
+    def forward(self, hidden_L_H: Tensor) -> Tensor:
+        """Return a value for each hidden state, shape [L]."""
+        return hidden_L_H.float() @ self.weight[0].float()
 
 
-def _by_layer(names: Iterable[str]) -> list[list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        layer = _LAYER.match(name)
-        groups.setdefault(layer[0] if layer else "", []).append(name)
-    return list(groups.values())
+class ValueModel(nn.Module):
+    """A sequence-classification model with one label, read at every token before a learned one.
+
+    values_L[i] is the value of the state before the i-th learned token.
+
+    Attributes:
+        lm: the Hugging Face model, with packed attention; saved under its own names (without
+            `lm.`), AutoModelForSequenceClassification loads it with num_labels = 1.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.lm = lm
+        lm.score = ValueHead(lm.score)
+
+    def forward(self, pack: PackTensors) -> Tensor:
+        """Return values_L in fp32."""
+        values_L: Tensor = self.lm.score(predictor_states(self.lm, pack))
+        return values_L
+
+
+def initialise_score(score: nn.Linear, seed: int) -> None:
+    """Draw small weights with standard deviation 1 / (hidden + 1), so that values start near 0.
+
+    Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325) initialise the reward head in this way.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    hidden = score.in_features
+    drawn = torch.randn(1, hidden, generator=generator) / (hidden + 1)
+    with torch.no_grad():
+        score.weight.copy_(drawn)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 
 # Its first import, by PEFT for example, would print advice on a faster kernel on stderr.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

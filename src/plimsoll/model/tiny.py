@@ -15,7 +15,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from plimsoll.model.policy import save_hf
+from plimsoll.model.files import save_hf
 
 CHAT_TEMPLATE = r"""\
 {%- if tools %}{{ '<|im_start|>system\nTools:' }}

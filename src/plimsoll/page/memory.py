@@ -49,7 +49,9 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     items = _by_device(plan)
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for card in plan.get("devices", ()):
-        kinds.setdefault(json.dumps(_contents(items.get(card["device"], ()))), []).append(card)
+        planned = items.get(card["device"], ())
+        contents = sorted([i["phase"], i["role"], i["item"], i["bytes"]] for i in planned)
+        kinds.setdefault(json.dumps(contents), []).append(card)
     places = []
     for cards in kinds.values():
         name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
@@ -117,10 +119,6 @@ def _by_device(plan: Mapping[str, Any]) -> dict[str, list[PlanItem]]:
         if item["where"] != "disk":
             items.setdefault(item["device"], []).append(item)
     return items
-
-
-def _contents(items: Iterable[PlanItem]) -> list[list[Any]]:
-    return sorted([item["phase"], item["role"], item["item"], item["bytes"]] for item in items)
 
 
 def _totals(items: Iterable[PlanItem]) -> dict[str, int]:

@@ -1,19 +1,31 @@
-"""A plan as JSON for its page.
+"""A plan as JSON for its page, and the settings that the page offers to change.
 
-The verdict is a sentence; each kind of card and host has its phases beside its load line.
+The verdict is a sentence; each kind of card and host has its phases beside its load line. A run
+has a list of controls with their possible values. The texts of changed controls become flags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from plimsoll.config import yaml_tree
+from plimsoll.config.flags import Flag, apply_flags, parse_flags
+from plimsoll.config.keys import Key, find_key, keys_of
 from plimsoll.config.problems import show
+from plimsoll.config.yaml_tree import Tree
+from plimsoll.errors import ConfigError
+from plimsoll.machine.hardware import CARDS
 from plimsoll.memory.advise import EFFECT_WORDS, Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
+from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
+from plimsoll.memory.levers.trials import split_key, value_at
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.timeline.levers import Effect, LeverValue
 
 _KINDS: Mapping[Effect, str] = {
@@ -120,3 +132,169 @@ def _place(store: Store, plan: Plan) -> dict[str, Any]:
     phases = [phase | {"likely": likely[phase["name"]]} for phase in values["phases"]]
     says, verdict = _says(store, plan), verdict_of(store, plan.band)
     return values | {"phases": phases, "says": says, "verdict": verdict}
+
+
+_GROUPS = {
+    "cluster": "machines",
+    "batch": "batch",
+    "data": "batch",
+    "rollout": "engines",
+    "reference_logprobs": "reference log-probs",
+}
+"""The group titles of keys outside the sections of roles."""
+_GIVEN = (
+    *("cluster.hardware", "cluster.host_memory", "cluster.device"),
+    *("batch.prompts", "batch.responses", "batch.sequences", "batch.pairs"),
+)
+"""Keys that only users change, no lever of the planner; each job has some of them."""
+_GIVEN_OF_FROZEN = "model.quantization"
+"""The key that only users change in the section of a role that only scores."""
+_UNSET_WHOLE = re.compile(r"(.*\.adapter)\.rank")
+"""Keys that are unset together with their section."""
+_RANKS = ("", "8", "16", "32", "64", "128")
+"""The proposed ranks of adapters."""
+_TYPES = re.compile(r"(integer|number|text|list|mapping|value)\b")
+"""The beginning of a type's description if the type has many values."""
+_OPEN = re.compile(r"(text|list|mapping|value)\b")
+"""The beginning of a type's description if its values may name files."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A key that may be changed."""
+
+    key: str
+    group: str
+    """The title under which it is shown."""
+    label: str
+    """Its name in the group."""
+    value: str
+    """The value of the run, as YAML; "" for null."""
+    doc: str
+    kind: str
+    """The allowed values, in words."""
+    choices: tuple[str, ...]
+    """All allowed values, if they are few."""
+    proposals: tuple[str, ...]
+    """Values to choose from if any text is allowed."""
+    step: float | None
+    """The amount by which a number grows; None if it doubles."""
+
+
+def controls(spec: RunSpec[Any], changed: Collection[str] = ()) -> tuple[Control, ...]:
+    """Return the controls of a run, in the order of the page.
+
+    These keys have a control: the keys of levers that the page offers, the keys that only users
+    change, and those of `changed` (keys that answers change) that are numbers or choices. Other
+    texts have none, because they may name files.
+    """
+    known = tuple(keys_of(spec.job.config))
+    offered = dict.fromkeys(_offered_keys(spec))
+    placed = {key: _group_and_label(spec, key) for key in offered if find_key(known, _path(key))}
+    further = [key for key in changed if key not in placed and _is_harmless(known, key)]
+    placed |= {key: ("other settings", key) for key in further}
+    titles = list(dict.fromkeys(["machines", "batch", *(r.key for r in spec.roles.values())]))
+    titles += ["engines", "reference log-probs", "other settings"]
+    ordered = sorted(placed.items(), key=lambda item: titles.index(item[1][0]))
+    return tuple(_control(spec, known, key, *place) for key, place in ordered)
+
+
+def _control(
+    spec: RunSpec[Any], known: tuple[Key, ...], key: str, group: str, label: str
+) -> Control:
+    described = find_key(known, _path(key))
+    assert described is not None, key
+    role, rest = split_key(spec, key)
+    value = value_at(spec.config if role is None else role.settings, rest)
+    words = described.kind.removesuffix(" or null").split(" | ")
+    has_choices = len(words) > 1 and not any(map(_TYPES.match, words))
+    return Control(
+        *(key, group, label, "" if value is None else show(value)),
+        *(described.doc, described.kind),
+        choices=tuple(words) if has_choices else (),
+        proposals=_proposals(spec, key),
+        step=0.05 if described.kind.startswith("number") else None,
+    )
+
+
+def _path(key: str) -> tuple[str, ...]:
+    return tuple(key.split("."))
+
+
+def _offered_keys(spec: RunSpec[Any]) -> Iterator[str]:
+    """Yield the keys that the page offers; some may belong to other jobs."""
+    yield from _GIVEN
+    for lever in levers_by_rank():
+        if lever.control:
+            for name in lever.roles(spec):
+                section = f"{spec.roles[name].key}." if name else ""
+                yield f"{section}{lever.keys[0]}"
+    yield from spec.sampling.longest_responses if spec.sampling else ()
+    yield from (f"{spec.roles[name].key}.{_GIVEN_OF_FROZEN}" for name in spec.frozen)
+
+
+def _group_and_label(spec: RunSpec[Any], key: str) -> tuple[str, str]:
+    role, label = split_key(spec, key)
+    if role is not None:
+        return role.key, label
+    if spec.sampling and key in spec.sampling.longest_responses:
+        return "batch", key.removeprefix("rollout.sampling.").removeprefix("environments.")
+    section, _, _ = key.partition(".")
+    return _GROUPS.get(section, "other settings"), key.rpartition(".")[2]
+
+
+def _is_harmless(known: tuple[Key, ...], key: str) -> bool:
+    described = find_key(known, _path(key))
+    words = [] if described is None or described.section else described.kind.split(" | ")
+    return bool(words) and not any(map(_OPEN.match, words))
+
+
+def _proposals(spec: RunSpec[Any], key: str) -> tuple[str, ...]:
+    """Return proposed texts for a key; an empty text unsets the key."""
+    if key == "cluster.hardware":
+        given = re.match(r"\d+", spec.cluster.hardware or "")
+        count = given[0] if given else str(min(spec.cluster.ranks, 8))
+        return ("", "cpu", *(f"{count}x{card.name}" for card in CARDS))
+    return _RANKS if _UNSET_WHOLE.fullmatch(key) else ()
+
+
+def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]:
+    """Return the flags for changed texts, with the keys that must be set together with them.
+
+    `texts` are the new texts of controls by key; an empty text unsets the key. Raises ConfigError
+    for a key without a control, and for a text that is no value.
+    """
+    known = [control.key for control in controls(spec, texts)]
+    for key in texts:
+        if key not in known:
+            raise ConfigError(f"{key} cannot be changed here. These can: {', '.join(known)}.")
+    words = [f"--{_setting_text(key, text)}" for key, text in texts.items()]
+    flags = {flag.path: flag for flag in parse_flags(words)}
+    for name, role in spec.roles.items():
+        made: dict[str, Any] = {
+            ".".join(path[1:]): flag.value for path, flag in flags.items() if path[0] == role.key
+        }
+        if made and not role.given:
+            beside = in_section(spec, name, made)
+            flags |= {_path(key): Flag(_path(key), value) for key, value in beside.items()}
+    return tuple(flags.values())
+
+
+def _setting_text(key: str, text: str) -> str:
+    whole = _UNSET_WHOLE.fullmatch(key)
+    return f"{whole[1] if whole and not text.strip() else key}={text.strip() or 'null'}"
+
+
+def merge_flags(given: Sequence[Flag], made: Sequence[Flag]) -> tuple[Flag, ...]:
+    """Return both groups of flags as one; if both set a key, the value of `made` holds."""
+    kept = list(given)
+    for flag in made:
+        above = next((old for old in kept if old.path == flag.path[: len(old.path)]), None)
+        kept = [old for old in kept if old.path[: len(flag.path)] != flag.path]
+        if above is None or above.path == flag.path:
+            kept.append(flag)
+        else:  # a section that was given as one value
+            tree = apply_flags(Tree({}, {}), [above, flag])
+            merged = Flag(above.path, yaml_tree.value_at(tree.values, above.path))
+            kept[kept.index(above)] = merged
+    return tuple(kept)

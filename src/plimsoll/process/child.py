@@ -24,7 +24,7 @@ from threading import Thread
 from typing import IO, Any, Literal
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.machine.meter import count_as_own
+from plimsoll.machine.processes import count_as_own
 from plimsoll.process.serve import Responder
 from plimsoll.run.output import safe_output
 

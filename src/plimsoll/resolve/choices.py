@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, cast, get_args
 
-from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice, positional_parameters
 from plimsoll.config.problems import Problem, invalid, show
+from plimsoll.config.rl import FUNCTIONS, PACKAGE
 from plimsoll.errors import ConfigError
 from plimsoll.resolve.run_spec import RunSpec
 

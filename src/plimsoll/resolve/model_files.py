@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.data import template_file
+from plimsoll.config.engine import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.json_text import parse_json
-from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.shapes.hub import RepositoryKind, not_on_hub
-from plimsoll.shapes.missing_path import missing_path, no_model
+from plimsoll.shapes.known_models import RepositoryKind, missing_path, no_model, not_on_hub
 
 _INDEX = "model.safetensors.index.json"
 _NO_TOKENIZER = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
 from plimsoll.resolve.engine_rules import trainer_rules
 
 RoleName = str

@@ -10,15 +10,13 @@ from typing import Generic, Literal, get_args
 
 from plimsoll.config.cluster import ClusterConfig, RankKind, RankSleep
 from plimsoll.config.data import DataConfig
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.resolve.decisions import Decision, decide
 from plimsoll.resolve.eval_sets import EvalSet
-from plimsoll.resolve.job import ConfigT, Evaluation, Job, Sampling
+from plimsoll.resolve.job import ConfigT, Evaluation, Job, Sampling, Workload
 from plimsoll.resolve.roles import Role, RoleName, load_order, role_kind
-from plimsoll.resolve.workload import Workload
 
 Phase = Literal[
     "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"

@@ -27,7 +27,7 @@ from plimsoll.process.programs import (
     sandbox_trouble,
 )
 from plimsoll.records import Trajectory
-from plimsoll.reward.marks import ANSWER_TAG, last_within
+from plimsoll.reward.answers import ANSWER_TAG, last_within
 from plimsoll.reward.references import asks_processes, checks_references, needs_machine
 
 

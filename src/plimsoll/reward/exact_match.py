@@ -8,7 +8,7 @@ from pydantic import Field
 
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.marks import ANSWER_TAG, MARKER, after_last, last_within
+from plimsoll.reward.answers import ANSWER_TAG, MARKER, after_last, last_within
 from plimsoll.reward.references import checks_references, gives_answers
 
 

@@ -2,7 +2,7 @@ r"""Reward for a correct answer to a mathematical problem, checked with Hugging 
 
 Numbers are compared by value: `1,234`, `$1234.00` and `1234 apples` are equal, and so are `3/4`
 and `0.75`. LaTeX (`\boxed{...}`, `$\frac{3}{4}$`) is understood. An answer or a reference that is
-marked may be LaTeX without delimiters. math_form.py says which part of a response is the answer.
+marked may be LaTeX without delimiters. answers.py says which part of a response is the answer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from plimsoll.config.base import PositiveInt
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.marks import ANSWER_TAG, MARKER
-from plimsoll.reward.math_form import final_answer, plain_number, reference_answer
+from plimsoll.reward.answers import ANSWER_TAG, MARKER, final_answer, plain_number, reference_answer
 from plimsoll.reward.math_verifier import CPU_SECONDS, MathVerdict, verify
 from plimsoll.reward.references import asks_processes, checks_references, gives_answers
 

@@ -16,7 +16,7 @@ from typing import Any
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.process.child import ChildEnded, Pool, Program
-from plimsoll.reward.math_form import BOX
+from plimsoll.reward.answers import BOX
 
 CPU_SECONDS = 1.0
 """The most processor time for one comparison."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.marks import ANSWER_TAG, last_within
+from plimsoll.reward.answers import ANSWER_TAG, last_within
 from plimsoll.reward.references import gives_answers
 
 _COLUMN = "reasoning_gym"

@@ -1,4 +1,8 @@
-"""The scorer, which calls all rewards of the config for each trajectory, concurrently."""
+"""The rules of the config's rewards, and the scorer, which calls all of them concurrently.
+
+A `Rule` is a reward of the config with its function and its check of references. The scorer calls
+the rules for each trajectory.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,107 @@ import httpx
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import ENVIRONMENT
-from plimsoll.errors import PlimsollError
+from plimsoll.data.fields import reference_text
+from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
+from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.functions import FunctionHere, is_coroutine, open_in_processes, takes_many
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
-from plimsoll.reward.price import MOST_PROCESSES
-from plimsoll.reward.references import processes_of
-from plimsoll.reward.rule import Rule, build_rule, texts_of
-from plimsoll.reward.servers.http import Servers
-from plimsoll.reward.servers.judge import Judge
-from plimsoll.reward.source import (
+from plimsoll.reward.outcome import (
+    SHOWN_CHARACTERS,
+    Broken,
+    Failed,
+    Given,
+    Outcome,
     RewardCall,
     RewardSource,
+    TimeLimit,
     Watch,
     end_all,
     event_loop,
     side_by_side,
 )
+from plimsoll.reward.references import (
+    MOST_PROCESSES,
+    Check,
+    processes_of,
+    reference_check,
+)
+from plimsoll.reward.servers import Judge, Servers
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of the config's `rewards`."""
+
+    name: str
+    """The part's name in the config."""
+    config: RewardConfig
+    function: partial[Any] | None
+    """The function that `config.name` names, its options bound; None for servers or a judge."""
+    check: Check | None
+    """The check of references that the function brings, if any."""
+
+    @property
+    def label(self) -> str:
+        """The rule's name in messages, such as `reward 'mine' (my_rewards:short)`."""
+        place = f" ({self.config.name})" if ":" in self.config.name else ""
+        return f"reward {self.name!r}{place}"
+
+    def adjust(self, value: float, trajectory: Trajectory) -> float:
+        """Return a value clipped to `clip`, then times `truncated_factor` for a cut response.
+
+        A value that is not finite stays as it is.
+        """
+        if self.config.clip is not None and math.isfinite(value):
+            low, high = self.config.clip
+            value = min(max(value, low), high)
+        factor = self.config.truncated_factor
+        truncated = trajectory.finish_reason == "length"
+        return value if factor is None or not truncated else value * factor
+
+    def check_reference(self, reference: object) -> None:
+        """Check a reference, given as its row has it; do nothing if it is good.
+
+        Raises DataError, naming the rule, if the check refuses the reference, and PlimsollError if
+        the check itself fails.
+        """
+        try:
+            if self.check is not None:
+                self.check(reference)
+        except ValueError as error:
+            raise DataError(f"is no reference for the reward {self.name!r}: {error}") from error
+        except PlimsollError:
+            raise
+        except Exception as error:
+            where = f"The check of references of the {self.label}"
+            text = f"The reference{quote_beginning(reference_text(reference))}."
+            raise failure(where, error, text) from error
+
+
+def build_rule(name: str, config: RewardConfig) -> Rule:
+    """Return the rule of one entry of a config's `rewards`.
+
+    Raises ConfigError if its function or an option cannot be used.
+    """
+    try:
+        function = reward_function(config) if config.name else None
+    except ConfigError as error:
+        raise ConfigError(f"rewards.{name}: {error}") from error
+    return Rule(name, config, function, None if function is None else reference_check(function))
+
+
+def texts_of(trajectory: Trajectory) -> str:
+    """Return two sentences for messages, with the beginnings of prompt and response."""
+    texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
+    return " ".join(f"The {name}{quote_beginning(text)}." for name, text in texts.items())
+
+
+def quote_beginning(text: str) -> str:
+    """Return the rest of a sentence that quotes a text: `: '...'`, or ` (cut): '...'` if long."""
+    mark = " (cut)" if len(text) > SHOWN_CHARACTERS else ""
+    return f"{mark}: {text[:SHOWN_CHARACTERS]!r}"
+
 
 MomentsState = dict[str, float]
 """`count`, `mean`, and `squares`: the sum of the squared differences from the mean."""

@@ -11,11 +11,11 @@ from plimsoll.cluster.protocol import Cluster, converse
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.config.run import RlBatch
 from plimsoll.records import Prompt, Trajectory
+from plimsoll.reward.outcome import side_by_side
 from plimsoll.reward.score import OnFailure, RewardFailure, Scored
-from plimsoll.reward.source import side_by_side
 from plimsoll.rl.episodes import EPISODES, Asking, Environments, Floor, Submit, play_groups
 from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.sampler.protocol import Request, derive_seeds
 
 _KEY = "batch.max_failed_groups"

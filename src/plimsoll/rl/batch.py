@@ -20,8 +20,7 @@ from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.cluster.protocol import Cluster, Group, group_of
-from plimsoll.config.algorithm import KlConfig, RlAlgorithm
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
 from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
 from plimsoll.resolve.roles import RoleName

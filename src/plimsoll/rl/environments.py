@@ -12,17 +12,19 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.continuation import most_calls, rewrites
 from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
-from plimsoll.environment.adapters import EnvironmentFactory, EpisodeAgent
-from plimsoll.environment.agents.endpoint import Endpoint
-from plimsoll.environment.agents.play import ServedAgent, play_agent
-from plimsoll.environment.apart import Apart, environment_pool
+from plimsoll.environment.agents import Endpoint, ServedAgent, play_agent
 from plimsoll.environment.episode import EpisodeRules
-from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment
-from plimsoll.environment.opening import load_functions, open_environment
+from plimsoll.environment.local import Apart, EpisodeEnvironment, LocalEnvironment, environment_pool
+from plimsoll.environment.messages import ReadReply, TurnCodec
+from plimsoll.environment.opening import (
+    EnvironmentFactory,
+    EpisodeAgent,
+    load_functions,
+    open_environment,
+)
 from plimsoll.environment.play import play
 from plimsoll.environment.price import episodes_at_once, processes_of
 from plimsoll.environment.tool_calls import read_reply
-from plimsoll.environment.turn_codec import ReadReply, TurnCodec
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.resolve.run_spec import RunSpec

@@ -14,12 +14,10 @@ from itertools import count, groupby
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
-from plimsoll.environment.results import EnvironmentFailed
+from plimsoll.environment.protocol import EnvironmentFailed
 from plimsoll.records import Prompt, Trajectory
-from plimsoll.reward.outcome import Failed
-from plimsoll.reward.rule import quote_beginning
-from plimsoll.reward.score import OnFailure, RewardFailure, Scored
-from plimsoll.reward.source import side_by_side
+from plimsoll.reward.outcome import Failed, side_by_side
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored, quote_beginning
 from plimsoll.rl.group_journal import NO_JOURNAL, GroupJournal
 from plimsoll.sampler.protocol import Ask, Request, derive_seeds
 

@@ -23,7 +23,7 @@ from plimsoll.rl.setup import (
     wake_ranks,
 )
 from plimsoll.rl.source import Experience, Source
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
 from plimsoll.sync.proof import WeightSync, sync_weights
 

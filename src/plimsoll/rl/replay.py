@@ -16,8 +16,8 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.ahead import staleness_metrics
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
 from plimsoll.rl.source import Experience, Source
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories
 from plimsoll.train.session import RunSession

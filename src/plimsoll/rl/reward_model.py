@@ -19,12 +19,12 @@ from plimsoll.data.packing import pack
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
-from plimsoll.model.value import at_marks
+from plimsoll.model.policy import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
 from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.conversation import conversation_tokens
-from plimsoll.reward.rule import texts_of
+from plimsoll.reward.score import texts_of
+from plimsoll.reward.server_forms import conversation_tokens
 from plimsoll.trainer.worker import Worker
 
 _TAKE: dict[str, Callable[[Sequence[float]], float]] = {

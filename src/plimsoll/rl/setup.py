@@ -27,7 +27,7 @@ from plimsoll.resolve.engine_rules import rollout_rules
 from plimsoll.resolve.job import SOURCE, source_in
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.sampling import probe_sequences
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.sampler.protocol import EngineSpec, RolloutEngine, rollout_build
 from plimsoll.sampler.text import check_turn_end
 from plimsoll.sync.proof import WeightRoute, WeightSync, prepare_sync

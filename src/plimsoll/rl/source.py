@@ -14,7 +14,7 @@ from plimsoll.errors import EngineDied
 from plimsoll.records import Trajectory
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.setup import RlWork, wake_ranks
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
 from plimsoll.run.supervised import count_of, recent
 from plimsoll.run.trajectories import StepDraw, read_draw, read_trajectories

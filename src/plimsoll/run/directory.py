@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import CannotWrite, ConfigError
-from plimsoll.run.counting import gigabytes, gigabytes_text
 from plimsoll.run.files import (
     directory_bytes,
     explaining_errors,
@@ -25,8 +24,9 @@ from plimsoll.run.files import (
     write_whole,
 )
 from plimsoll.run.json_lines import keep_rows_until
-from plimsoll.run.manifest import find_damage
+from plimsoll.run.numbers import gigabytes, gigabytes_text
 from plimsoll.run.output import tell
+from plimsoll.run.state import find_damage
 
 if TYPE_CHECKING:
     from filelock import FileLock

@@ -1,4 +1,7 @@
-"""Detect memory that grows with every step, and name the process and phase that leak it."""
+"""Watch host memory: nodes that are nearly full, and processes whose memory grows with every step.
+
+A leak is reported with its process and phase.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.run.counting import gigabytes_text, plural
 from plimsoll.run.ledger import LedgerRow, group_rows, is_node
-from plimsoll.run.readings import Line
+from plimsoll.run.numbers import gigabytes_text, plural
+from plimsoll.run.readings import HostReading, Line
 
 LeakPlace = Literal["host", "device"]
 _BOTH: tuple[LeakPlace, ...] = ("host", "device")
@@ -175,3 +178,20 @@ def _patience(row: LedgerRow, where: LeakPlace) -> tuple[int, int]:
     """Return how many steps count as warm-up, and how many later steps are needed to judge."""
     on_cpu = where == "host" and row.held.device is None and row.process != "controller"
     return (_CPU_WARM_UP, _CPU_FEWEST) if on_cpu else (_WARM_UP, _FEWEST)
+
+
+def find_full_node(hosts: Iterable[HostReading], least_share: float) -> str | None:
+    """Return a text on the fullest node with less than `least_share` of its memory left, or None.
+
+    What counts is what processes could still get: free memory and the file caches that the kernel
+    would give up, of the node or of the run's cgroup, whichever is less (see `HostMemory`).
+    """
+    fullest = max(hosts, key=lambda host: host.used / host.capacity, default=None)
+    if fullest is None or fullest.capacity - fullest.used >= least_share * fullest.capacity:
+        return None
+    left, least = fullest.capacity - fullest.used, least_share * fullest.capacity
+    return (
+        f"{fullest.node} has {gigabytes_text(left)} of {gigabytes_text(fullest.capacity)} host "
+        f"memory left, less than cluster.least_free_memory ({least_share:g}: "
+        f"{gigabytes_text(least)})"
+    )

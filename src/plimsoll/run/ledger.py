@@ -14,8 +14,8 @@ from sys import intern
 from typing import Any
 
 from plimsoll.errors import ConfigError
-from plimsoll.run.counting import use_text
 from plimsoll.run.json_lines import JsonRow, append_rows, iter_rows
+from plimsoll.run.numbers import use_text
 from plimsoll.run.readings import DividedShare, Footprint, Footprints, Line, Reading, largest, total
 
 

@@ -16,7 +16,7 @@ from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.directory import RunDirectory, is_checkpoint_name
 from plimsoll.run.files import remove_directory, whole_directory, whole_file
-from plimsoll.run.manifest import (
+from plimsoll.run.state import (
     MANIFEST,
     find_damage,
     manifest_text,

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from plimsoll.run.counting import duration_text
 from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.numbers import duration_text
 from plimsoll.run.responses import ResponseGroup
 
 _HEADLINE = re.compile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.model import ELEMENT_BYTES
+from plimsoll.config.engine import ELEMENT_BYTES
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transformers import GenerationConfig
 
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.template import Template
 from plimsoll.errors import ConfigError

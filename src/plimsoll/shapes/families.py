@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from plimsoll.errors import ConfigError
 from plimsoll.shapes import decoders
-from plimsoll.shapes.config_fields import (
+from plimsoll.shapes.decoders import (
     COUNT,
     LENGTH,
     WIDTH,
+    DecoderParts,
     Fields,
+    Sizes,
     longrope_positions,
 )
-from plimsoll.shapes.decoders import DecoderParts, Sizes
 from plimsoll.shapes.shape import ModelShape
 
 # These functions return how many of `layers` layers attend to a sliding window only. They are used

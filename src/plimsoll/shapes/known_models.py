@@ -1,25 +1,33 @@
-"""Look up shapes of models by path: a local config.json, or shipped facts of well-known models.
+"""Look up models by path: a local config.json, shipped facts of well-known models, or the hub.
 
 known_models.json has for each shape the fields of the published config.json that decide the shape,
 and the names of the published models. These differ only in max_position_embeddings. other_parts
 means that the published model has more parts than this text decoder.
+
+The hub is asked whether it has a name before any library requests its files. Such libraries retry
+for half a minute for each file if nothing answers. This check makes one request with a time limit
+of seconds, and none for a name in the hub's cache. If a path has no model, the text says what to
+write instead.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Literal
 
+from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
 from plimsoll.shapes.families import shape_from_config
-from plimsoll.shapes.missing_path import missing_path, near_path, no_model
 from plimsoll.shapes.shape import ModelShape
 
 
@@ -161,3 +169,139 @@ def heads_of(fields: Mapping[str, Any]) -> HeadSizes:
     keys = fields.get("qk_head_dim") or fields.get("head_dim") or share
     values = fields.get("v_head_dim") or keys
     return HeadSizes(keys, values, bool(fields.get("attn_logit_softcapping")))
+
+
+RepositoryKind = Literal["model", "dataset"]
+_PATIENCE = 3.0
+"""Seconds; a name server that does not answer takes longer than any time limit of HTTP."""
+
+
+def not_on_hub(name: str, kind: RepositoryKind) -> tuple[str, str] | None:
+    """Return why a name cannot be read from the hub, and what to write instead; None if it can.
+
+    The result is also None if the hub itself has an error: libraries then try again.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    if _is_cached(name, kind):
+        return None
+    why = f"There is no such path here, nothing of it in {constants.HF_HUB_CACHE}, and"
+    remedy = f"correct the path or name{_suggestion(name, kind)}"
+    if constants.is_offline_mode():
+        why += " HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids requests to the hub."
+        return why, f"{remedy}; or unset the variable, to download it"
+    if error := _connection_error():
+        why += f" the hub ({constants.ENDPOINT}) does not answer: {error}."
+        return why, f"{remedy}; or connect this machine, to download it"
+    api = HfApi(endpoint=constants.ENDPOINT)
+    failure = _failure(lambda: api.repo_info(name, repo_type=kind, timeout=_PATIENCE))
+    if isinstance(failure, HFValidationError | RepositoryNotFoundError):
+        why += f" the hub ({constants.ENDPOINT}) shows no {kind} of this name."
+        return why, f"{remedy}; or, if it is not public, log in with `hf auth login`"
+    return None
+
+
+@cache
+def _connection_error() -> str | None:
+    """Return why the hub does not answer; None if it answers, even with an error."""
+    from huggingface_hub import constants, get_session
+
+    failure = _failure(lambda: get_session().head(constants.ENDPOINT, timeout=_PATIENCE))
+    return None if failure is None else str(failure) or type(failure).__name__
+
+
+def _failure(call: Callable[[], object]) -> Exception | None:
+    """Return the exception of a call, or None; TimeoutError if the call takes too long."""
+    raised: Future[Exception | None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            raised.set_result(None)
+        except Exception as error:  # noqa: BLE001 - whatever the hub's HTTP library raises
+            raised.set_result(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        return raised.result(timeout=_PATIENCE + 0.5)
+    except TimeoutError:
+        return TimeoutError(f"nothing came within {_PATIENCE:g} s")
+
+
+def _is_cached(name: str, kind: RepositoryKind) -> bool:
+    """Return whether the name, or a part of it, was read from the hub before."""
+    from huggingface_hub import constants
+
+    folders = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "snapshots"]
+    if kind == "dataset":  # prepared by the library `datasets`
+        prepared = os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets")
+        folders.append(Path(prepared) / name.replace("/", "___"))
+    return any(folder.is_dir() and any(folder.iterdir()) for folder in folders)
+
+
+def _suggestion(name: str, kind: RepositoryKind) -> str:
+    path = near_path(Path(name))
+    candidates = [] if path is None else [str(path)]
+    names = near_names(name) if kind == "model" else []
+    candidates += [] if name in names else names
+    return f" (did you mean {' or '.join(candidates)}?)" if candidates else ""
+
+
+def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
+    """Return why nothing can be read at a path, and what to write instead; or None.
+
+    None means that `name` may be a name on the hub. This holds for `organisation/name` if there is
+    no local directory `organisation`, and for a single name if no local path is similar. `wanted`
+    is the kind of path that is needed, such as `a model directory`.
+    """
+    path = Path(name)
+    if path.exists():
+        what = "It is a file." if path.is_file() else "It is neither a file nor a directory."
+        return what, f"give the path of {wanted}"
+    if path.is_symlink():
+        return f"It is a link to {path.readlink()}, which is not there.", "mend the link"
+    close = near_path(path)
+    is_short = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
+    is_name = is_short and not path.is_absolute() and not name.startswith((".", "~"))
+    may_be_on_hub = is_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
+    if may_be_on_hub and not path.suffix.startswith((".json", ".parquet", ".gz")):
+        return None
+    gone = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
+    why = f"There is no such file or directory: `{gone.name}` is not in {gone.parent.absolute()}."
+    if close:
+        return why, f"did you mean {close}?"
+    return why, f"give the path of {wanted}, or a name on the hub"
+
+
+def near_path(path: Path) -> Path | None:
+    """Return the existing path that is most similar to `path`, folder by folder."""
+    near = Path(path.anchor)
+    for part in path.parts[1 if path.anchor else 0 :]:
+        if not (near / part).exists():
+            siblings = sorted(sibling.name for sibling in near.iterdir()) if near.is_dir() else []
+            close = difflib.get_close_matches(part, siblings, n=1)
+            if not close:
+                return None
+            part = close[0]
+        near /= part
+    return near
+
+
+def no_model(path: Path) -> tuple[str, str]:
+    """Return why a directory without config.json is no model, and how to get a model from it.
+
+    The second sentence begins in lower case and has no full stop.
+    """
+    if (path / ADAPTER_FILE).is_file():
+        why = "It is an adapter alone, and a whole model is needed."
+        return why, f"merge it first: plimsoll merge {path} --out DIRECTORY"
+    for checkpoint in (path, path.parent):
+        if (checkpoint / "state.json").is_file():
+            why = f"{checkpoint} is a checkpoint, which holds no model in Hugging Face format."
+            return why, f"write one: plimsoll export {checkpoint} --to DIRECTORY"
+    why = "The directory has no config.json, so it is no model in Hugging Face format."
+    inner = sorted(file.parent.name for file in path.glob("*/config.json"))
+    if not inner and (path / "checkpoints").is_dir():
+        return why, f"write the model of its run: plimsoll export {path} --to DIRECTORY"
+    return why, f"did you mean {path / inner[-1]}?" if inner else "give a model directory"

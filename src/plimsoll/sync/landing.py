@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.faults import fault_value
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.sync.buckets import SentTensor, WeightBucket, sum_pieces
 from plimsoll.sync.channel import Channel, Inlet, open_inlet
 

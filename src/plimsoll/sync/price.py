@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.rollout import DecidedRoute
-from plimsoll.timeline.items import Where
-from plimsoll.timeline.tensors import Tensors
+from plimsoll.timeline.items import Tensors, Where
 
 CHECKSUM_BYTES = 10 * 2**20
 """What a card needs beside a bucket to compute its checksums (sync/checksum.py)."""

@@ -4,14 +4,27 @@ A moment has two names. A *phase* is an interval of a step (load, rollout, score
 train_actor, sync, save), or comes before the first step (precompute). Within a phase memory rises
 and falls at a few *instants* (`forward_backward`, `step`, ...). A peak is the maximum over
 instants, never a sum over them.
+
+Ranks and engines on the same cards take turns. Ranks sleep while engines sample and are
+synchronised, and while a checkpoint is written from their copies in host memory; then only the
+actor's weights are awake in a sync. Engines sleep while ranks load, score and train, and while the
+final model is gathered.
+
+`Tensors` are tensors of one kind that a role keeps on one rank, in any framework. Their lifetime
+says at which instants of a job's phases they exist.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
-from plimsoll.resolve.run_spec import Phase
+from plimsoll.config.cluster import RankSleep
+from plimsoll.resolve.roles import RoleName, is_role, load_order
+from plimsoll.resolve.run_spec import PHASES, Phase
 
 Where = Literal["device", "host", "disk"]
 
@@ -92,3 +105,228 @@ class Allocation:
 
     item: Item
     moments: frozenset[Moment]
+
+
+_APART = frozenset({Moment("rollout", "generate"), Moment("save", "write")})
+_SYNC = frozenset({Moment("sync", "gather"), Moment("sync", "forward")})
+
+
+def states_asleep(depth: RankSleep) -> frozenset[Moment]:
+    """Return the moments at which ranks have no states on their cards."""
+    return frozenset() if depth == "none" else _APART | _SYNC
+
+
+def weights_asleep(depth: RankSleep, role: RoleName) -> frozenset[Moment]:
+    """Return the moments at which ranks have no weights of a role on their cards."""
+    if depth != "all":
+        return frozenset()
+    return _APART if role == "actor" else _APART | _SYNC
+
+
+def is_for_ranks(moment: Moment) -> bool:
+    """Return whether it is a moment of load or save at which engines sleep for ranks that sleep.
+
+    Engines start before the ranks read their models, and sleep from then on.
+    """
+    is_loading = moment.phase == "load" and moment.instant.split()[0] in ("read", "build")
+    return is_loading or moment == Moment("save", "gather")
+
+
+INSTANTS: dict[Phase, tuple[str, ...]] = {
+    "precompute": ("read", "build", "forward"),
+    "rollout": ("generate",),
+    "score": ("forward",),
+    "train_critic": ("forward_backward", "backward", "reduce", "norm", "step"),
+    "train_actor": ("forward_backward", "backward", "reduce", "norm", "step"),
+    "sync": ("gather", "forward"),
+    "save": ("gather", "write"),
+}
+"""The instants of each phase, in order. `load` has two for each role, in the order of loading."""
+
+TrainPhase = Literal["train_critic", "train_actor"]
+
+Life = Literal[
+    "always",
+    "built",
+    "stepped",
+    "loading",
+    "building",
+    "scoring",
+    "computing",
+    "backward",
+    "reducing",
+    "training",
+    "norming",
+    "stepping",
+    "sending",
+    "saving",
+    "writing",
+]
+"""The lifetime of a tensor.
+
+- always: from the moment the role is loaded.
+- built: from the moment the role's engine is built, after the role was read.
+- stepped: from the first optimizer step.
+- loading: while the role is read.
+- building: while the role's engine is built.
+- scoring: while the role scores; for the actor also while a sync is verified.
+- computing: while the role scores, and in its forward and backward pass.
+- backward: in the role's training, from the first gradient to the reduction.
+- reducing: while the first full bucket of gradients is reduced.
+- training: in the role's forward, backward, gradient norm and optimizer step.
+- norming: while the gradient norm is computed, just before the optimizer step.
+- stepping: in the optimizer step.
+- sending: while weights are gathered to be sent.
+- saving: while weights are gathered to be saved.
+- writing: while a checkpoint of states is written.
+"""
+
+
+_BEFORE = {
+    Moment("precompute", "read"): Moment("load", "read reference"),
+    Moment("precompute", "build"): Moment("load", "build reference"),
+    Moment("precompute", "forward"): Moment("score", "forward"),
+}
+"""Moments of a reference that scores everything before the actor is loaded.
+
+Each is mapped to the moment of the same work in a run whose reference stays beside the actor.
+"""
+
+
+def job_moments(roles: Sequence[str], phases: Collection[Phase]) -> frozenset[Moment]:
+    """Return all moments of a job that loads these roles and has these phases besides `load`."""
+    inside = {Moment(phase, i) for phase in phases if phase != "load" for i in INSTANTS[phase]}
+    late = [role for role in roles if not (role == "reference" and "precompute" in phases)]
+    return frozenset(inside | {moment for role in late for moment in _load_moments(role)})
+
+
+def scoring_phase(role: str, moments: frozenset[Moment]) -> Phase:
+    """Return the phase in which a role scores, from the job's moments."""
+    return "precompute" if _is_before(role, moments) else "score"
+
+
+def _is_before(role: str, moments: frozenset[Moment]) -> bool:
+    return role == "reference" and not moments.isdisjoint(_BEFORE)
+
+
+def _load_moments(role: str) -> tuple[Moment, Moment]:
+    return Moment("load", f"read {role}"), Moment("load", f"build {role}")
+
+
+@cache  # a search for settings that fit makes hundreds of plans with the same few lifetimes
+def lifetime(
+    life: Life, role: str, phase: TrainPhase | None, moments: frozenset[Moment]
+) -> frozenset[Moment]:
+    """Return the moments of the job at which a role's tensor of that lifetime exists.
+
+    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
+    """
+    before = _is_before(role, moments)
+    role_moments = moments & _BEFORE.keys() if before else moments - _BEFORE.keys()
+    return frozenset(m for m in role_moments if _exists(life, role, phase, _BEFORE.get(m, m)))
+
+
+def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
+    read, build = _load_moments(role)
+    loaded = _is_loaded_before(role, moment)
+    scores = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
+    trains, saves = phase is not None and moment.phase == phase, moment.phase == "save"
+    lives: dict[Life, bool] = {
+        "always": loaded or moment in (read, build),
+        "built": loaded or moment == build,
+        "stepped": moment.phase != "load",
+        "loading": moment == read,
+        "building": moment == build,
+        "scoring": scores,
+        "computing": scores or (trains and moment.instant not in ("norm", "step")),
+        "backward": trains and moment.instant in ("backward", "reduce"),
+        "reducing": trains and moment.instant == "reduce",
+        "training": trains,
+        "norming": trains and moment.instant == "norm",
+        "stepping": trains and moment.instant == "step",
+        "sending": moment == Moment("sync", "gather"),
+        "saving": saves and moment.instant == "gather",
+        "writing": saves and moment.instant == "write",
+    }
+    return lives[life]
+
+
+def _is_loaded_before(role: str, moment: Moment) -> bool:
+    """Return whether a role was loaded before: after load, or while a later role loads."""
+    if moment.phase != "load":
+        return True
+    loading = moment.instant.split()[-1]
+    return is_role(loading) and is_role(role) and load_order(loading) > load_order(role)
+
+
+assert set(INSTANTS) == set(PHASES) - {"load"}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Tensors of one kind on one rank.
+
+    Attributes:
+        of: the name of the elements in the formula.
+        elements: elements of the undivided role, or of the buffer.
+        each: bytes of an element; a fraction if scales come with a block of elements.
+        source: the origin of the numbers.
+        ranks: the number of ranks that share the elements.
+        pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
+            allocator rounds every block up to a power of two.
+        asleep: moments at which the tensors are in host memory instead of here.
+    """
+
+    kind: Kind
+    name: str
+    of: str
+    elements: int
+    each: float
+    source: str
+    ranks: int = 1
+    where: Where = "device"
+    life: Life = "always"
+    pinned: int = 0
+    asleep: frozenset[Moment] = frozenset()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes on one rank, with the rounding of pinned blocks."""
+        share = -(-self.elements // self.ranks)
+        if not self.pinned:
+            return math.ceil(share * self.each)
+        whole, rest = divmod(share, self.pinned)
+        return whole * pinned_block(math.ceil(self.pinned * self.each)) + pinned_block(
+            math.ceil(rest * self.each)
+        )
+
+    @property
+    def formula(self) -> str:
+        """The calculation of the bytes, in words and numbers."""
+        text = f"{self.each:g} bytes x {self.elements:,} {self.of}"
+        if self.ranks > 1:
+            text += f" / {self.ranks} ranks"
+        return f"{text}, pinned blocks rounded up to powers of two" if self.pinned else text
+
+
+def state_items(
+    role: str, kept: Iterable[Tensors], phase: TrainPhase | None, moments: frozenset[Moment]
+) -> Iterator[Allocation]:
+    """Yield a role's tensors with the moments at which each exists; empty tensors are left out.
+
+    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
+    """
+    for tensors in kept:
+        if tensors.elements:
+            kind = tensors.kind if phase else "frozen models"
+            size = (tensors.bytes, tensors.formula, tensors.source)
+            item = Item(role, kind, tensors.name, tensors.where, "allocated", *size)
+            yield Allocation(item, lifetime(tensors.life, role, phase, moments) - tensors.asleep)
+
+
+def pinned_block(size: int) -> int:
+    """Return the bytes that PyTorch takes for a block of page-locked memory: the next power of two.
+
+    See ATen/core/CachingHostAllocator.h, `allocate`.
+    """
+    return 0 if size == 0 else 1 << (size - 1).bit_length()

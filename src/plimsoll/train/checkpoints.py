@@ -21,9 +21,8 @@ from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
-from plimsoll.run.manifest import SavedFile, measure_file, other_sizes, write_manifest
 from plimsoll.run.mirror import Mirror
-from plimsoll.run.state import RunState
+from plimsoll.run.state import RunState, SavedFile, measure_file, other_sizes, write_manifest
 from plimsoll.trainer.worker import Worker
 
 R = TypeVar("R")

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
-from plimsoll.errors import PlimsollError, WorkerDied, WorkerFailed
+from plimsoll.errors import DoesNotFit, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.resolve.job import ConfigT
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
-from plimsoll.run.counting import first_of
-from plimsoll.run.readings import Planned
-from plimsoll.train.nodes import refuse_smaller_nodes
+from plimsoll.run.numbers import first_of, gigabytes
+from plimsoll.run.readings import Footprints, Planned, Reading
 from plimsoll.train.run_data import (
     LoadRows,
     RunData,
@@ -185,3 +185,57 @@ def learn_from_data(
         session.report(state.step, metrics, tokens)
         save_when_due(session, cluster, state)
     save_model(session, cluster, state)
+
+
+def refuse_smaller_nodes(
+    predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
+) -> None:
+    """Raise DoesNotFit if a node or card is smaller than the plan of its processes needs.
+
+    The error lists each such node and card.
+
+    Args:
+        predicted: the planned footprints of each process, by phase.
+        readings: the reading of each process, with the sizes of its node and card.
+    """
+    too_small = [*_small_nodes(predicted, readings), *_small_cards(predicted, readings)]
+    if too_small:
+        raise DoesNotFit(
+            "\n  ".join(["the run does not fit the nodes that it was given", *too_small])
+            + "\n  Look at `plimsoll plan --suggest` with cluster.hardware and "
+            "cluster.host_memory as they are; --force starts a run that its plan refuses."
+        )
+
+
+def _small_nodes(
+    predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
+) -> Iterator[str]:
+    def node_of(name: str) -> str:
+        return readings[name].host.node
+
+    for node, group in groupby(sorted(readings, key=node_of), key=node_of):
+        names = list(group)
+        phases = {phase for name in names for phase in predicted.get(name, {})}
+        planned = ([predicted.get(name, {}).get(phase) for name in names] for phase in phases)
+        sums = (sum(f.host for f in footprints if f is not None) for footprints in planned)
+        need = max(sums, default=0)
+        capacity = readings[names[0]].host.capacity
+        if need > capacity:
+            yield (
+                f"node {node} has {gigabytes(capacity)} GB of host memory, and the plan has "
+                f"{gigabytes(need)} GB for {', '.join(names)}, which are there"
+            )
+
+
+def _small_cards(
+    predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]
+) -> Iterator[str]:
+    for name, reading in readings.items():
+        peaks = predicted.get(name, {}).values()
+        need = max((peak.device or 0 for peak in peaks), default=0)
+        if reading.card is not None and need > reading.card.capacity:
+            yield (
+                f"the card of {name}, on node {reading.host.node}, has "
+                f"{gigabytes(reading.card.capacity)} GB, and the plan has {gigabytes(need)} GB on "
+                f"it"
+            )

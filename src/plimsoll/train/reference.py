@@ -20,13 +20,12 @@ import numpy as np
 import xxhash
 from huggingface_hub import snapshot_download
 
-from plimsoll.config.engine import ReferenceLogprobsConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig, ReferenceLogprobsConfig
 from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.checks import as_config_error
 from plimsoll.records import Floats, Row, samples_of
 from plimsoll.resolve.job import ConfigT
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
 from plimsoll.train.from_data import RowT, Work
 from plimsoll.train.loading import load_role, load_roles

@@ -19,9 +19,9 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Prompt, Row
 from plimsoll.resolve.model_files import read_model_json
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
-from plimsoll.train.resuming import (
+from plimsoll.train.saving import (
     Items,
     Sources,
     check_rows,

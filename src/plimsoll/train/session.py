@@ -23,7 +23,7 @@ from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
 from plimsoll.config.yaml_tree import read_tree, value_at
-from plimsoll.data.report import BadRow
+from plimsoll.data.fields import BadRow
 from plimsoll.data.template import given_template
 from plimsoll.errors import (
     ConfigError,
@@ -35,27 +35,24 @@ from plimsoll.errors import (
 )
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.machine.meter import read_host, reset_process_peak
+from plimsoll.machine.processes import read_host, reset_process_peak
 from plimsoll.resolve.rules.settings import check_agreement
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.bad_steps import BAD_STEPS, BadSteps
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.health import HealthWatch
-from plimsoll.run.host_watch import find_full_node
 from plimsoll.run.journal import Journal
 from plimsoll.run.json_lines import read_rows, write_rows
-from plimsoll.run.leaks import LeakWatch
+from plimsoll.run.leaks import LeakWatch, find_full_node
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.loggers.open import open_loggers
-from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.mirror import Mirror
-from plimsoll.run.numbers import mean
+from plimsoll.run.numbers import mean, plural
 from plimsoll.run.output import RunLog, console_to, tell
 from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
-from plimsoll.run.progress import Progress
+from plimsoll.run.progress import MetricsSink, Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BESIDE_STEPS, StepReport

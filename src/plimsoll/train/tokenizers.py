@@ -9,7 +9,7 @@ import filecmp
 from collections.abc import Iterable
 from pathlib import Path
 
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import load_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from plimsoll.model.adapters import adapter_bytes, save_adapter
-from plimsoll.model.policy import Companions, PolicyModel, save_hf, saved_buffers, weights_for_files
-from plimsoll.model.value import ValueModel
+from plimsoll.model.files import Companions, save_hf, saved_buffers, weights_for_files
+from plimsoll.model.policy import PolicyModel, ValueModel
 from plimsoll.trainer.price import SAVE_BUCKET
 from plimsoll.trainer.protocol import Engine
 from plimsoll.trainer.weights import plain_weights, plan_buckets

@@ -13,8 +13,8 @@ import torch
 
 from plimsoll.errors import FunctionFailed
 from plimsoll.machine.incident import Incident, OutOfMemory
-from plimsoll.machine.meter import process_bytes, read_host
 from plimsoll.machine.nvidia import busy_meter
+from plimsoll.machine.processes import process_bytes, read_host
 from plimsoll.run.readings import CardReading, DividedShare, Footprint, Reading
 
 

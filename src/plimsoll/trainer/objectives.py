@@ -44,9 +44,8 @@ from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
 from plimsoll.model.distillation import Distilled, Lesson
-from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.model.policy import EmbeddingNoise, at_ends, at_marks
 from plimsoll.model.token_logprobs import Imitation
-from plimsoll.model.value import at_ends, at_marks
 from plimsoll.records import Bools, Floats
 from plimsoll.trainer.protocol import Engine, PackToLearn
 from plimsoll.trainer.teacher_forward import TeacherForward

@@ -19,15 +19,18 @@ from plimsoll.model.price.form import (
     TeacherHead,
     activation_form,
 )
-from plimsoll.resolve.kernels import Capability
+from plimsoll.resolve.decisions import Capability
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.sync.price import Sending, outgoing_buffer, sent_buckets
-from plimsoll.timeline.items import Allocation, Item, Moment, Where
-from plimsoll.timeline.tensors import (
+from plimsoll.timeline.items import (
+    Allocation,
+    Item,
+    Moment,
     Tensors,
     TrainPhase,
+    Where,
     pinned_block,
     scoring_phase,
     state_items,

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from plimsoll.model.adapters import parts_of_weight, plain_weight
 from plimsoll.model.disturbance import UNSCALED, Scaled, scalable_layers
-from plimsoll.model.policy import PolicyModel, hf_state_names, plain_name, published_weights
+from plimsoll.model.files import hf_state_names, plain_name, published_weights
+from plimsoll.model.policy import PolicyModel
 from plimsoll.model.quantization import plain_shape
 from plimsoll.sync.buckets import WeightBucket, packed_bytes, ship_bucket
 from plimsoll.sync.channel import Outlet

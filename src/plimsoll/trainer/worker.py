@@ -22,17 +22,24 @@ from plimsoll.config.rollout import DecidedRoute
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.machine.meter import reset_process_peak
+from plimsoll.machine.processes import reset_process_peak
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled, disturb
+from plimsoll.model.files import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
-from plimsoll.model.value import ReadAt, ValueModel, before_learned
+from plimsoll.model.policy import (
+    PackTensors,
+    PolicyModel,
+    ReadAt,
+    TeacherModel,
+    ValueModel,
+    before_learned,
+)
 from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.resolve.roles import RoleName
-from plimsoll.run.manifest import SavedFile
 from plimsoll.run.readings import DividedShare, Reading
+from plimsoll.run.state import SavedFile
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.sync.proof import Rehearsal

@@ -131,7 +131,7 @@ def first_row(path: str) -> Mapping[str, object] | None:
     if not Path(path).exists():
         return None
     from plimsoll.config.data import SourceConfig
-    from plimsoll.data.report import RawRow
+    from plimsoll.data.fields import RawRow
     from plimsoll.data.sources import read_rows
 
     try:

@@ -31,8 +31,8 @@ from plimsoll.algorithm.inputs import (
     PreferenceLossInputs,
 )
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
-from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.base import Choice, OptionValue
+from plimsoll.config.rl import RlAlgorithm
 from plimsoll.errors import ConfigError, FunctionFailed
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_sampler
 

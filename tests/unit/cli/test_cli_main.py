@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 
 import plimsoll
 from plimsoll.cli import main
-from plimsoll.config.algorithm import FUNCTIONS
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice
+from plimsoll.config.rl import FUNCTIONS
 from plimsoll.jobs import JOBS
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")

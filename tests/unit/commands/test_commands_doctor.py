@@ -12,26 +12,26 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cluster.ray_folder import longest_temporary
-from plimsoll.commands.doctor.machine import (
-    Disk,
-    Machine,
-    RayView,
-    TorchView,
-    observe,
-)
-from plimsoll.commands.doctor.report import (
+from plimsoll.commands.doctor import (
     diagnose,
     refuse_wrong,
     render_findings,
     report,
     table,
 )
+from plimsoll.commands.doctor_machine import (
+    Disk,
+    Machine,
+    RayView,
+    TorchView,
+    observe,
+)
 from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
-from plimsoll.machine.tools import COMPILERS, LIBNUMA
+from plimsoll.machine.versions import COMPILERS, LIBNUMA
 from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import FoundSandbox
 from plimsoll.run.console import Terminal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.evaluate import run_eval
 from plimsoll.commands.found_models import FoundModel
 from plimsoll.errors import PlimsollError

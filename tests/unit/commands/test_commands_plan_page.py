@@ -13,9 +13,8 @@ from plimsoll.cli import main
 from plimsoll.commands.plan_page import answer
 from plimsoll.errors import ConfigError
 from plimsoll.machine.guard import Guard
-from plimsoll.page.html import PLAN, render_page
-from plimsoll.page.serve import make_app
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.page.serve import PLAN, make_app, render_page
+from plimsoll.run.numbers import gigabytes_text
 
 SCENARIO = Path(__file__).parents[3] / "examples" / "scenarios" / "5_orz_1p5b.yaml"
 HALF = {"rollout.vllm.memory_share": "0.5"}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.run_config import refuse_code
-from plimsoll.commands.watch import answer_with
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.found_models import refuse_code
+from plimsoll.commands.report import answer_with
 from plimsoll.config.files import load_named, loading_only
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.yaml_tree import read_tree

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.watch import Reader, answer_with, find_runs
+from plimsoll.commands.report import Reader, answer_with, find_runs
 from plimsoll.machine.guard import Guard
-from plimsoll.page.html import RUNS, render_page
-from plimsoll.page.serve import make_app
+from plimsoll.page.serve import RUNS, make_app, render_page
 from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
@@ -54,7 +53,7 @@ def test_nested_rows_do_not_end_the_reader(tmp_path: Path) -> None:
             file.write(row + "\n")
     script = (
         "import sys; from pathlib import Path\n"
-        "from plimsoll.commands.watch import answer_with\n"
+        "from plimsoll.commands.report import answer_with\n"
         "from plimsoll.page.watched import watch_runs\n"
         "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
         "    print(path.name, flush=True)\n"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.algorithm import FUNCTIONS as FUNCTIONS_OF
-from plimsoll.config.algorithm import PACKAGE
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.config.choice import check_choice, positional_parameters, resolve_choice
+from plimsoll.config.rl import FUNCTIONS as FUNCTIONS_OF
+from plimsoll.config.rl import PACKAGE
 from plimsoll.errors import ConfigError
 
 FUNCTIONS = """

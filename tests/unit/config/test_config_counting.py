@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 
 
 def test_one_is_one_and_the_rest_are_many() -> None:

@@ -10,11 +10,10 @@ from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.base import Choice
 from plimsoll.config.keys import ANY, describe_keys, dump_config, keys_of
 from plimsoll.config.load import validate
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import RlAlgorithm, RlConfig
 from plimsoll.config.yaml_tree import Tree, read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS

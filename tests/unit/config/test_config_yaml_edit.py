@@ -10,8 +10,7 @@ from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.flags import Flag, apply_flags
-from plimsoll.config.yaml_edit import write_flags
+from plimsoll.config.flags import Flag, apply_flags, write_flags
 from plimsoll.config.yaml_tree import read_tree, write_tree, write_value
 from plimsoll.errors import ConfigError
 

@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_samples
-from plimsoll.data.loading import Loaded
+from plimsoll.data.loading import Loaded, check_written
 from plimsoll.data.pieces import Messages
 from plimsoll.data.template import make_template
-from plimsoll.data.written import check_written
 from plimsoll.errors import ConfigError
 
 Load = Callable[..., Loaded[Any]]

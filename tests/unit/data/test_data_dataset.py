@@ -17,8 +17,8 @@ from plimsoll.config.data import DataConfig, EvalSource, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
+from plimsoll.data.fields import BadRow, RawRow
 from plimsoll.data.pieces import Messages
-from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.rows import sampled_prompt_of
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError

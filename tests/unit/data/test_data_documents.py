@@ -46,7 +46,7 @@ def test_long_documents_are_tokenized_a_few_at_a_time(
     """The tokenizer's result takes dozens of times the memory of what is kept."""
     file = write(tmp_path, *({"body": "yo" * length} for length in range(600, 700)))
     together = load_text(file, tokenizer, max_tokens=100)
-    monkeypatch.setattr("plimsoll.data.tokenize.TOKENIZED_AT_ONCE", at_once)
+    monkeypatch.setattr("plimsoll.data.pieces.TOKENIZED_AT_ONCE", at_once)
     tracemalloc.start()
     apart = load_text(file, tokenizer, max_tokens=100)
     _, peak = tracemalloc.get_traced_memory()

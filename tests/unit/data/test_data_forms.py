@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data import json_rows
 from plimsoll.data.dataset import load_prompts, load_samples
+from plimsoll.data.fields import BadRow, RawRow
 from plimsoll.data.first_rows import first_columns
-from plimsoll.data.report import BadRow, RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError

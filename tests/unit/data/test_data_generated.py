@@ -10,9 +10,9 @@ import pytest
 from plimsoll.config.data import GenerateConfig, SourceConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data import generated
+from plimsoll.data.fields import RawRow
 from plimsoll.data.first_rows import first_columns
 from plimsoll.data.generated import LIBRARY, check_generated
-from plimsoll.data.report import RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 

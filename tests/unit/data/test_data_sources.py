@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow, RawRow
+from plimsoll.data.fields import BadRow, RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 

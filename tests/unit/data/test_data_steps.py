@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_steps
+from plimsoll.data.fields import RawRow, RowProblem
 from plimsoll.data.loading import Loaded
 from plimsoll.data.pairs import margin_of
-from plimsoll.data.report import RawRow, RowProblem
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledSteps

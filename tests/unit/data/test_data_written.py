@@ -18,10 +18,9 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_responses, load_samples, load_steps
-from plimsoll.data.loading import Told
+from plimsoll.data.loading import Told, check_written
 from plimsoll.data.pieces import Messages, mark_unlearned
 from plimsoll.data.template import make_template
-from plimsoll.data.written import check_written
 from plimsoll.errors import DataError
 
 SYSTEM = {"role": "system", "content": "Be  brief."}

@@ -14,10 +14,10 @@ from chat_families import FAMILIES, Family, end_tokens
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.agents.endpoint import Endpoint
+from plimsoll.environment.agents import Endpoint
 from plimsoll.environment.episode import CallRefused, Episode, EpisodePolicy, EpisodeRules
+from plimsoll.environment.messages import TurnCodec
 from plimsoll.environment.tool_calls import read_reply
-from plimsoll.environment.turn_codec import TurnCodec
 from plimsoll.machine.guard import MOST_BYTES
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.sampler.protocol import Request

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plimsoll.environment.conversation import Conversation, build_trajectory
-from plimsoll.environment.results import EnvironmentFailed
+from plimsoll.environment.episode import Conversation, build_trajectory
+from plimsoll.environment.protocol import EnvironmentFailed
 from plimsoll.records import Prompt, Trajectory, single_turn
 
 

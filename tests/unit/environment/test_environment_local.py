@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from plimsoll.environment.local import LocalEnvironment
-from plimsoll.environment.protocol import Message, Observation, Reply, Step
-from plimsoll.environment.results import EnvironmentFailed, StepResult
+from plimsoll.environment.protocol import (
+    EnvironmentFailed,
+    Message,
+    Observation,
+    Reply,
+    Step,
+    StepResult,
+)
 
 REPLY = Reply("7", Message("assistant", "7"), (), None)
 

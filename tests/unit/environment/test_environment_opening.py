@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from plimsoll.environment.adapters import EnvironmentFactory
 from plimsoll.environment.library.guess_number import GuessNumber
 from plimsoll.environment.library.self_correction import SelfCorrection
-from plimsoll.environment.opening import load_functions, open_environment
+from plimsoll.environment.opening import EnvironmentFactory, load_functions, open_environment
 from plimsoll.environment.protocol import Message, Observation, Reply
 from plimsoll.errors import ConfigError
 

@@ -12,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.environment.protocol import Message, ToolCall
-from plimsoll.environment.schemas import check_tool, format_signature, wrong_arguments
-from plimsoll.environment.tool_calls import hermes, read_reply
+from plimsoll.environment.tool_calls import (
+    check_tool,
+    format_signature,
+    hermes,
+    read_reply,
+    wrong_arguments,
+)
 from plimsoll.errors import ConfigError
 
 CALCULATE = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.environment.protocol import Message, Reply, ToolCall
-from plimsoll.environment.results import StepResult, read_step
-from plimsoll.environment.turn_codec import match_results, render_message, with_call_ids
+from plimsoll.environment.messages import match_results, render_message, with_call_ids
+from plimsoll.environment.protocol import Message, Reply, StepResult, ToolCall, read_step
 
 ADD, NOW = ToolCall("add", {"a": 1}), ToolCall("now", {})
 

@@ -30,7 +30,7 @@ def test_imports_point_downwards_and_engines_stay_in_their_rooms() -> None:
         "plimsoll.records",
         "plimsoll.commands.preflight",
         "plimsoll.commands.placement",
-        "plimsoll.commands.doctor.report",
+        "plimsoll.commands.doctor",
         "plimsoll.commands.report",
         "plimsoll.machine.hardware",
         "plimsoll.machine.versions",

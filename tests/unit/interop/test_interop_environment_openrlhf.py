@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.environment.adapters import EnvironmentFactory
-from plimsoll.environment.opening import open_environment
+from plimsoll.environment.opening import EnvironmentFactory, open_environment
 from plimsoll.environment.protocol import Message, Observation, Reply, Step
 from plimsoll.errors import ConfigError
 from plimsoll.interop.environments.openrlhf import load_agent

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.config.algorithm import AdaptiveKlConfig, KlConfig
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import AdaptiveKlConfig, KlConfig, RlConfig
 from plimsoll.jobs.rl_loop import actor_rate, first_kl_coefficient
 from plimsoll.jobs.which import spec_of
 from plimsoll.run.state import RunState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.machine.new_cgroup import make_cgroup, remove_cgroup
+from plimsoll.machine.cgroup import make_cgroup, remove_cgroup
 
 FILES = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from plimsoll.machine.stacks import ask_for_stacks, end_processes
+from plimsoll.machine.processes import ask_for_stacks, end_processes
 
 WAITING = """
 import threading
@@ -20,7 +20,7 @@ def waits_here():
 waits_here()
 """
 ANSWERING = WAITING.format(
-    "from plimsoll.machine.stacks import write_stacks_when_asked; write_stacks_when_asked()"
+    "from plimsoll.machine.processes import write_stacks_when_asked; write_stacks_when_asked()"
 )
 WITH_A_CHILD = WAITING.format(
     "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1)"

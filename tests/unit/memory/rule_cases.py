@@ -16,7 +16,7 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.rules.rules import find_conflicts
+from plimsoll.memory.rules import find_conflicts
 
 QWEN = "Qwen/Qwen2.5-7B"
 

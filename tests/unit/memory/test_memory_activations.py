@@ -22,7 +22,7 @@ from plimsoll.model.price.form import (
 )
 from plimsoll.model.price.layer import Layer
 from plimsoll.model.price.layer_steps import layer_steps
-from plimsoll.resolve.kernels import Capability, choose_kernels
+from plimsoll.resolve.decisions import Capability, choose_kernels
 from plimsoll.shapes.families import shape_from_config
 from plimsoll.shapes.known_models import known_models, read_shape
 from plimsoll.shapes.shape import MicroBatch

@@ -8,8 +8,7 @@ from decided import decided_role
 from plimsoll.config.engine import TrainedRole
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.tensors import job_moments
+from plimsoll.timeline.items import Allocation, Moment, job_moments
 from plimsoll.trainer.price import RoleWork, trained_role
 from plimsoll.trainer.zero.buffers import BOTH_TABLES, layers_left
 from plimsoll.trainer.zero.sizes import ZeroSizes

@@ -20,8 +20,7 @@ from plimsoll.sampler.vllm.holdings import (
 from plimsoll.sampler.vllm.sampler import VllmSampler, unpriced, vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.tensors import job_moments
+from plimsoll.timeline.items import Allocation, Moment, job_moments
 
 QWEN = read_shape("Qwen/Qwen2.5-1.5B")
 PARAMETERS = 1_543_714_304

@@ -20,18 +20,20 @@ from plimsoll.machine.incident import Holder, Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.process_peaks import process_peaks
-from plimsoll.memory.explain.explain import (
+from plimsoll.memory.contents.stores import process_peaks
+from plimsoll.memory.explain import (
     Explanation,
+    Finding,
+    Scene,
+    answer_questions,
     explain,
     explanation_text,
     role_of,
     room_needed,
     scene_of,
 )
-from plimsoll.memory.explain.questions import Finding, Scene, answer_questions
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import gigabytes_text
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import DividedShare, Footprint, HostReading, Reading
 
 GB = 10**9

@@ -15,14 +15,13 @@ from plimsoll.jobs.which import load_any
 from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.memory.advise import advise
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.explain.explain import explain, explanation_text
+from plimsoll.memory.explain import explain, explanation_text
 from plimsoll.memory.levers import catalogue
 from plimsoll.memory.levers.catalogue import LEVERS, moves_of
-from plimsoll.memory.levers.changes import apply_changes, changes_between
-from plimsoll.memory.levers.trials import Trial, Trials
+from plimsoll.memory.levers.trials import Trial, Trials, apply_changes, changes_between
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
-from plimsoll.page.controls import controls
+from plimsoll.page.plan import controls
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Relief, Situation
 

@@ -12,7 +12,7 @@ from plan_cases import read_spec
 
 from plimsoll.config.rl import RlConfig
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.levers.changes import apply_changes, changes_between
+from plimsoll.memory.levers.trials import apply_changes, changes_between
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
 from plimsoll.resolve.run_spec import RunSpec

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plimsoll.resolve.run_spec import Phase
-from plimsoll.timeline.items import Moment
-from plimsoll.timeline.tensors import Tensors, job_moments, state_items
+from plimsoll.timeline.items import Moment, Tensors, job_moments, state_items
 from plimsoll.trainer.zero.buffers import norm_copies
 from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
 

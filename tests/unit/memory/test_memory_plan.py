@@ -24,7 +24,7 @@ from plimsoll.memory.contents.stores import Use
 from plimsoll.memory.plan import make_plan, plan_values, verdict_text
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.resolve.run_spec import resolve
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.numbers import gigabytes
 from plimsoll.sampler.price import Sampler
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.holdings import reload_items

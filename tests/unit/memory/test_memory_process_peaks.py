@@ -17,10 +17,10 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster
 from plimsoll.memory.contents.contents import contents_of, make_job
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.process_peaks import process_peaks
+from plimsoll.memory.contents.stores import process_peaks
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
-from plimsoll.reward.price import process_items
+from plimsoll.reward.references import process_items
 
 MODEL = {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "optimizer": {"learning_rate": 1e-5}}
 SOURCE = {"path": "rows.jsonl", "prompt": "prompt", "response": "response"}

@@ -14,9 +14,8 @@ from plimsoll.memory.levers.trials import Trials
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import parameter_tensors
-from plimsoll.timeline.items import Moment
+from plimsoll.timeline.items import Moment, pinned_block
 from plimsoll.timeline.levers import Lever
-from plimsoll.timeline.tensors import pinned_block
 
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
 PARAMETERS, RANKS = 7_615_616_512, 4

@@ -17,8 +17,8 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.levers.changes import Change, apply_changes, value_at
 from plimsoll.memory.levers.descent import OTHERS_STAY, RISKY
+from plimsoll.memory.levers.trials import Change, apply_changes, value_at
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.resolve.load import spec_of as job_spec

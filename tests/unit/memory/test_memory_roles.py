@@ -9,15 +9,13 @@ import pytest
 from decided import decided_role
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, ModelConfig, TrainedRole
 from plimsoll.model.price.form import activation_form, adapter_tensors
-from plimsoll.resolve.kernels import Capability
+from plimsoll.resolve.decisions import Capability
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.sync.price import CHECKSUM_BYTES, Sending
-from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.timeline.tensors import job_moments
+from plimsoll.timeline.items import Allocation, Moment, job_moments
 from plimsoll.trainer.price import RoleWork, frozen_role, trained_role
 
 MODEL = "Qwen/Qwen2.5-7B"

@@ -13,7 +13,7 @@ from rule_cases import QWEN, conflicts
 from torch import nn
 
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.resolve.kernels import against_varlen
+from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
@@ -26,7 +26,7 @@ def test_plain_settings_meet_no_rule() -> None:
 
 
 def test_cards_without_ligers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asks in ("memory.rules.ranks", "resolve.decisions"):
+    for asks in ("memory.rules", "resolve.decisions"):
         monkeypatch.setattr(f"plimsoll.{asks}.cards_have_liger", lambda: False)
     found = conflicts("sft", {"cluster.ranks": 1})["package-missing"]
     assert found.severity == "warning" and "liger-kernel is not installed" in found.what
@@ -35,7 +35,7 @@ def test_cards_without_ligers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_liger_needs_what_triton_compiles_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the machine at hand, where it is installed."""
-    rules = "plimsoll.memory.rules.ranks"
+    rules = "plimsoll.memory.rules"
     monkeypatch.setattr(f"{rules}.installed_version", lambda name: "0.8.5")
     monkeypatch.setattr(f"{rules}.system_tools", lambda: {"gcc": None, "Python.h": "/usr/include"})
     changes = {"cluster.ranks": 1}

@@ -13,7 +13,7 @@ from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan import draw_bars, store_table, wrap_lines
 from plimsoll.resolve.run_spec import PHASES
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.numbers import gigabytes
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Moment
 
 GB = 10**9

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.timeline.items import Moment
-from plimsoll.timeline.tensors import Tensors, job_moments, lifetime, pinned_block, state_items
+from plimsoll.timeline.items import (
+    Moment,
+    Tensors,
+    job_moments,
+    lifetime,
+    pinned_block,
+    state_items,
+)
 from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
 from plimsoll.trainer.zero.states import zero_states
 

@@ -7,8 +7,7 @@ from plan_cases import plan, read_spec
 
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.rules.shortages import find_top_consumer
-from plimsoll.memory.weigh import Plan
+from plimsoll.memory.weigh import Plan, find_top_consumer
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment
 
 DPO = """\

@@ -13,10 +13,11 @@ from decided import decided_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig
 from plimsoll.data.packing import pack_one
+from plimsoll.model.files import hf_state_names
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import PackTensors, hf_state_names
+from plimsoll.model.policy import PackTensors
 from plimsoll.model.tiny import write_tiny_model
 from plimsoll.records import Sample
 

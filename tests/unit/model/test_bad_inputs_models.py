@@ -12,8 +12,7 @@ import pytest
 import torch
 from refused import DEEP, NO_OBJECTS, each, refusal, refused_command
 
-from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.model.adapters import (
     WEIGHTS,
     adapter_bytes,

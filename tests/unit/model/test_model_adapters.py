@@ -14,8 +14,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.merge import merge_adapter
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.export import merge_adapter
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError
@@ -28,11 +28,11 @@ from plimsoll.model.adapters import (
     read_adapter_config,
     save_adapter,
 )
+from plimsoll.model.files import companions, hf_state_names
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, companions, hf_state_names
+from plimsoll.model.policy import PackTensors, PolicyModel, ValueModel
 from plimsoll.model.quantization import dequantise, plain_shape
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.model.value import ValueModel
 from plimsoll.records import Sample
 
 torch.set_num_threads(1)

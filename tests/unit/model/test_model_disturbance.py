@@ -13,7 +13,7 @@ import torch
 from decided import decided_model
 from torch import Tensor
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack
 from plimsoll.model.adapters import add_adapter, plain_weight

@@ -39,9 +39,10 @@ from plimsoll.data.packing import pack_one
 from plimsoll.errors import PlimsollError
 from plimsoll.model import fused, load
 from plimsoll.model.adapters import add_adapter
+from plimsoll.model.files import hf_state_names
 from plimsoll.model.fused import fuse
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import PackTensors, hf_state_names
+from plimsoll.model.policy import PackTensors
 from plimsoll.model.tiny import Family, tiny_config
 
 pytestmark = [

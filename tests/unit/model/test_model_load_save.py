@@ -34,21 +34,21 @@ from transformers import (
     T5Config,
 )
 
-from plimsoll.commands.merge import load_plain
-from plimsoll.config.model import ModelConfig
+from plimsoll.commands.export import load_plain
+from plimsoll.config.engine import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.attention import VARLEN
 from plimsoll.model.checks import read_model_config
+from plimsoll.model.files import hf_state_names, save_hf
 from plimsoll.model.load import (
     attention_name,
     load_policy,
     load_tokenizer,
     load_value,
 )
-from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names, save_hf
+from plimsoll.model.policy import PackTensors, PolicyModel, ValueModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.model.value import ValueModel
 from plimsoll.records import Sample
 
 torch.set_num_threads(1)

@@ -14,8 +14,7 @@ from plimsoll.config.engine import AdapterConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_policy
-from plimsoll.model.noise import EmbeddingNoise
-from plimsoll.model.policy import PackTensors, PolicyModel
+from plimsoll.model.policy import EmbeddingNoise, PackTensors, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Sample
 

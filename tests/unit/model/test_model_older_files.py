@@ -21,9 +21,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.model.files import add_older_settings, with_older_model
 from plimsoll.model.load import load_tokenizer
-from plimsoll.model.older_files import add_older_settings, with_older_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 32,

@@ -34,8 +34,9 @@ from transformers import (
 )
 
 from plimsoll.data.packing import pack_one
+from plimsoll.model.files import hf_state_names
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
+from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.records import Sample
 

@@ -20,10 +20,10 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.merge import write_plain
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.export import write_plain
+from plimsoll.model.files import companions, hf_state_names, published_weights, saved_buffers
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import companions, hf_state_names, published_weights, saved_buffers
 from plimsoll.trainer.protocol import Engine
 from plimsoll.trainer.weights import plan_weights
 

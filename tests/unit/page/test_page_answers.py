@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll.errors import ConfigError
 from plimsoll.page.answers import answer, freeze_replies, settings
-from plimsoll.page.html import PLAN, RUNS, View, join_scripts, render_page
+from plimsoll.page.serve import PLAN, RUNS, View, join_scripts, render_page
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.config.flags import parse_flags
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
-from plimsoll.page.controls import Control, controls, flags_from, merge_flags
+from plimsoll.page.plan import Control, controls, flags_from, merge_flags
 from plimsoll.resolve.run_spec import RunSpec
 
 SFT = """\

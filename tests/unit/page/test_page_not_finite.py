@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from plimsoll.algorithm.figures import mean_interval
-from plimsoll.commands.rollouts_text import overview_text
+from plimsoll.commands.rollouts import overview_text
 from plimsoll.page.answers import answer, freeze_replies
-from plimsoll.page.html import RUNS, render_page
-from plimsoll.page.prometheus import prometheus_text
+from plimsoll.page.progress import prometheus_text
+from plimsoll.page.serve import RUNS, render_page
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.rl.batch import trajectory_metrics

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.errors import ConfigError
 from plimsoll.machine.guard import Guard
-from plimsoll.page.prometheus import prometheus_text
+from plimsoll.page.progress import prometheus_text
 from plimsoll.page.serve import CONTENT_TYPE, make_app, read_token
 from plimsoll.page.watched import Watched, watch_runs
 from plimsoll.run.directory import RunDirectory

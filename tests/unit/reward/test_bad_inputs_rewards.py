@@ -22,14 +22,13 @@ from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 from plimsoll.machine.guard import MOST_BYTES, Guard
 from plimsoll.process.patterns import PatternTooSlow, is_match, last_group
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.reward.answers import final_answer, reference_answer
 from plimsoll.reward.code import cases_of, program_in
-from plimsoll.reward.math_form import final_answer, reference_answer
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, number, numbers
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
-from plimsoll.reward.servers.formats import outcomes, vllm_outcomes
-from plimsoll.reward.servers.http import Replicas, bearer
-from plimsoll.reward.servers.judge import Judge
+from plimsoll.reward.server_forms import outcomes, vllm_outcomes
+from plimsoll.reward.servers import Judge, Replicas, bearer
 
 LIMIT = TimeLimit(5.0, "rewards.far.time_limit")
 NO_NUMBERS: list[object] = [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from plimsoll.config.reward import RewardConfig
 from plimsoll.records import Prompt, single_turn
 from plimsoll.reward import exact_match, math_answer
+from plimsoll.reward.answers import plain_number
 from plimsoll.reward.math_answer import answer, check, same
-from plimsoll.reward.math_form import plain_number
 from plimsoll.reward.references import voting_of
 
 

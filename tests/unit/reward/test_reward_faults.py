@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from plimsoll.environment.local import LocalEnvironment
-from plimsoll.environment.results import EnvironmentFailed
+from plimsoll.environment.protocol import EnvironmentFailed
 from plimsoll.machine.faults import FAULTS
 from plimsoll.reward.functions import FunctionHere
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
-from plimsoll.reward.servers.http import Replicas
+from plimsoll.reward.servers import Replicas
 
 LIMIT = TimeLimit(0.05, "rewards.one.time_limit")
 

@@ -15,9 +15,9 @@ import pytest
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import FunctionFailed, PlimsollError
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.processes import read_host
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.price import process_items
+from plimsoll.reward.references import process_items
 from plimsoll.reward.score import Scored, open_rewards
 
 MODULE = """

@@ -20,8 +20,8 @@ import pytest
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.reward.outcome import LONGEST_WAIT
 from plimsoll.reward.score import _SERVER_WAIT, Scored, open_rewards
-from plimsoll.reward.source import LONGEST_WAIT
 
 SERVER = """
 import json, sys, time

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.records import Prompt, single_turn
-from plimsoll.reward import math_answer, math_form
+from plimsoll.reward import answers, math_answer
 from plimsoll.reward.math_verifier import MathVerdict, verify
 
 PROJECT = Path(__file__).parents[3]
@@ -258,14 +258,14 @@ def test_a_reference_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @settings(max_examples=percent(60))
-@given(st.from_regex(math_form._NUMBER, fullmatch=True))
+@given(st.from_regex(answers._NUMBER, fullmatch=True))
 def test_a_number_that_is_not_looked_at_is_one_that_is_read(text: str) -> None:
     """No process is asked about numbers before a run, so each must have its value in it."""
-    number = math_form.plain_number(text)
+    number = answers.plain_number(text)
     assert number is not None
     found = re.search(r"-?[\d,. ]*\d", text)
     assert found
     value = re.sub("[, ]", "", found[0])
     answer = "" if number.endswith("%") else boxed(value)  # 50 % is 50 and 0.5
     expected = MathVerdict.EQUAL if answer else MathVerdict.DIFFERENT
-    assert verify(math_form.as_math(text) or "", answer) is expected
+    assert verify(answers.as_math(text) or "", answer) is expected

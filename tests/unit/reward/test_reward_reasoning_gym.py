@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from plimsoll.config.data import GenerateConfig, SourceConfig
+from plimsoll.data.fields import RawRow
 from plimsoll.data.generated import INSTALL, LIBRARY
-from plimsoll.data.report import RawRow
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import DataError
 from plimsoll.records import Prompt, Trajectory, single_turn

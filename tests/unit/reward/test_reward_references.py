@@ -16,9 +16,8 @@ from plimsoll.data.fields import reference_text
 from plimsoll.errors import DataError
 from plimsoll.interop.rewards.trl import adapt
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
-from plimsoll.reward.rule import build_rule
-from plimsoll.reward.score import open_rewards
-from plimsoll.reward.servers.formats import (
+from plimsoll.reward.score import build_rule, open_rewards
+from plimsoll.reward.server_forms import (
     openrlhf_request,
     plain_texts,
     plimsoll_request,

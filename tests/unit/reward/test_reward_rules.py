@@ -18,7 +18,7 @@ from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward import exact_match, length, math_answer, math_verifier, overlong, pattern
 from plimsoll.reward import format as form
-from plimsoll.reward.rule import build_rule
+from plimsoll.reward.score import build_rule
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))

@@ -17,8 +17,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward import score
-from plimsoll.reward.rule import build_rule
-from plimsoll.reward.score import open_rewards
+from plimsoll.reward.score import build_rule, open_rewards
 
 MODULE = """
 import asyncio, math, os, signal, time

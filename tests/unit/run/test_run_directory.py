@@ -17,7 +17,7 @@ from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import LOCK_FILE, RunDirectory, lock_directory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows, write_rows
-from plimsoll.run.manifest import measure_file, write_manifest
+from plimsoll.run.state import measure_file, write_manifest
 from plimsoll.run.trajectories import write_trajectories
 
 Resume = Literal["never", "auto", "must"]

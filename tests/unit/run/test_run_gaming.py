@@ -14,8 +14,7 @@ from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.gaming import LENGTH, WINDOW, gaming_figures
 from plimsoll.run.health import HealthWatch
-from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.progress import Progress
+from plimsoll.run.progress import MetricsSink, Progress
 from plimsoll.run.step_report import StepReport
 from plimsoll.run.trajectories import write_trajectories
 

@@ -21,8 +21,7 @@ from plimsoll.run.health import (
     warnings_of,
 )
 from plimsoll.run.json_lines import read_rows
-from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.progress import Progress
+from plimsoll.run.progress import MetricsSink, Progress
 from plimsoll.run.step_report import StepReport
 
 HEALTHY = {

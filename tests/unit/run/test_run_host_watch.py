@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.run.host_watch import find_full_node
+from plimsoll.run.leaks import find_full_node
 from plimsoll.run.readings import HostReading
 
 

@@ -17,8 +17,7 @@ import pytest
 from plimsoll.config.run import LoggerName, RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.loggers.open import Loggers, open_loggers
-from plimsoll.run.loggers.protocol import Logger, LoggerFailed, table_of
+from plimsoll.run.loggers.open import Logger, LoggerFailed, Loggers, open_loggers, table_of
 from plimsoll.run.responses import SampledResponse
 
 PARTS = {"right": 1.0}

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.run.manifest import MANIFEST, find_damage, measure_file, read_manifest, write_manifest
+from plimsoll.run.state import MANIFEST, find_damage, measure_file, read_manifest, write_manifest
 
 
 def save(directory: Path, files: dict[str, bytes]) -> None:

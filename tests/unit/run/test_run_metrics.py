@@ -14,10 +14,8 @@ from plimsoll.errors import PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.ledger import Ledger, MemoryUse
-from plimsoll.run.loggers.open import Loggers
-from plimsoll.run.loggers.tensorboard import TensorBoardLogger
-from plimsoll.run.metrics import MetricsSink, scalars_of
-from plimsoll.run.progress import Progress
+from plimsoll.run.loggers.open import Loggers, TensorBoardLogger
+from plimsoll.run.progress import MetricsSink, Progress, scalars_of
 from plimsoll.run.readings import HostReading, Reading
 from plimsoll.run.step_report import StepReport
 
@@ -118,7 +116,7 @@ def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) ->
 def test_the_whole_room_needs_no_torch() -> None:
     program = """
 import sys
-import plimsoll.run.ending, plimsoll.run.metrics
+import plimsoll.run.ending, plimsoll.run.progress
 import plimsoll.run.state, plimsoll.run.phases, plimsoll.reward.score
 from plimsoll.run.loggers.open import open_loggers
 print("torch" in sys.modules)

@@ -17,8 +17,8 @@ from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows
-from plimsoll.run.manifest import find_damage, measure_file, write_manifest
 from plimsoll.run.mirror import Mirror
+from plimsoll.run.state import find_damage, measure_file, write_manifest
 
 Resume = Literal["never", "auto", "must"]
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
+from plimsoll.machine.processes import process_bytes, process_peak_bytes, reset_process_peak
 from plimsoll.run.ending import StopRequest
 from plimsoll.run.phases import PhaseClock
 

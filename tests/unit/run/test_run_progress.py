@@ -15,8 +15,8 @@ from typing import get_args
 
 import pytest
 
-from plimsoll.run.counting import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.phases import TimedPhase
 from plimsoll.run.progress import Progress
 from plimsoll.run.step_report import Figure, StepReport, figures, headline
@@ -210,7 +210,7 @@ from pathlib import Path
 import numpy as np
 from plimsoll.records import Prompt, RewardPart, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.progress import MetricsSink
 from plimsoll.run.progress import Progress
 from plimsoll.run.step_report import StepReport
 from plimsoll.run.trajectories import write_trajectories

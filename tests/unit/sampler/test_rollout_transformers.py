@@ -15,7 +15,7 @@ from buckets import bucket_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model

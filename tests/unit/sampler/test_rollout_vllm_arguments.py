@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.sampler.protocol import EngineSpec

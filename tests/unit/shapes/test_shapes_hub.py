@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from plimsoll.cli.command import main
-from plimsoll.shapes import hub as hub_module
-from plimsoll.shapes.hub import RepositoryKind, not_on_hub
+from plimsoll.shapes import known_models as hub_module
+from plimsoll.shapes.known_models import RepositoryKind, not_on_hub
 
 Captured = pytest.CaptureFixture[str]
 KINDS: tuple[RepositoryKind, ...] = ("model", "dataset")

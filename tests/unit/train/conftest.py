@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 
 

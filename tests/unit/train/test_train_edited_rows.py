@@ -14,7 +14,7 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.resuming import (
+from plimsoll.train.saving import (
     fingerprint,
     row_count_changes,
     sources_of,

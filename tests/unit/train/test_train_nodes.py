@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.errors import DoesNotFit
 from plimsoll.run.readings import CardReading, Footprint, Footprints, HostReading, Reading
-from plimsoll.train.nodes import refuse_smaller_nodes
+from plimsoll.train.from_data import refuse_smaller_nodes
 
 GB = 10**9
 

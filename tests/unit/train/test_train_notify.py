@@ -20,8 +20,7 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.health import HealthWatch
-from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.progress import Progress
+from plimsoll.run.progress import MetricsSink, Progress
 from plimsoll.run.readings import Planned
 from plimsoll.run.step_report import StepReport
 from plimsoll.train import notify

@@ -11,7 +11,7 @@ from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.run.directory import RunDirectory
-from plimsoll.train.resuming import changed_settings
+from plimsoll.train.saving import changed_settings
 
 OLD = """\
 # sft

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
@@ -25,12 +25,12 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
 from plimsoll.resolve.rules.settings import check_agreement
-from plimsoll.reward.rule import build_rule
+from plimsoll.reward.score import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned
-from plimsoll.train.resuming import fingerprint
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
+from plimsoll.train.saving import fingerprint
 from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]

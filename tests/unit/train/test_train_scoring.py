@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.merge import padding_token as merged_padding
+from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.export import padding_token as merged_padding
 from plimsoll.records import Sample
 from plimsoll.train.loading import padding_token
 

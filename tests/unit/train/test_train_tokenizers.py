@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.run import JobConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.distill import DistillConfig

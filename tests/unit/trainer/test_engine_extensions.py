@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.tools import own_scripts
+from plimsoll.machine.versions import own_scripts
 from plimsoll.trainer.zero.extensions import MOST_SECONDS, building, offer_ninja
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from plimsoll.machine.meter import child_processes, read_host, reset_process_peak
+from plimsoll.machine.processes import child_processes, read_host, reset_process_peak
 from plimsoll.run.readings import CardReading
 from plimsoll.trainer.memory import read_card, read_memory
 

@@ -23,21 +23,15 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from plimsoll.algorithm import policy_loss, preference_loss
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import AdapterConfig
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.files import hf_state_names
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.policy import (
-    HeadForm,
-    PolicyModel,
-    TeacherModel,
-    hf_state_names,
-)
+from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel, ValueModel
 from plimsoll.model.tiny import Family, tiny_config
-from plimsoll.model.value import ValueModel
 from plimsoll.records import BatchCounts, Floats, Pack, Sample
 from plimsoll.resolve.choices import needs_reference
 from plimsoll.trainer.objectives import (

@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 from plimsoll.config.files import load_file
-from plimsoll.environment.adapters import EnvironmentAdapter, EnvironmentFactory
+from plimsoll.environment.opening import EnvironmentAdapter, EnvironmentFactory
 from plimsoll.environment.protocol import (
     Environment,
     Message,

@@ -14,7 +14,7 @@ from plimsoll.reward.adapters import RewardAdapter, RewardFunction, check_call
 
 if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
     from plimsoll.records import Trajectory
-    from plimsoll.reward.servers.formats import Texts
+    from plimsoll.reward.server_forms import Texts
 
 
 def adapt(function: Callable[..., Any]) -> RewardFunction:
@@ -43,7 +43,7 @@ def adapt(function: Callable[..., Any]) -> RewardFunction:
 
 @cache
 def _texts(tokenizer: str | None) -> Texts:
-    from plimsoll.reward.servers.formats import texts_by
+    from plimsoll.reward.server_forms import texts_by
 
     return texts_by(tokenizer)
 

@@ -17,11 +17,11 @@ from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import TeacherHead, adapter_parameters
-from plimsoll.resolve.kernels import Capability
+from plimsoll.resolve.decisions import Capability
+from plimsoll.resolve.job import Workload
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.resolve.workload import Workload
-from plimsoll.reward.price import process_items as reward_processes
+from plimsoll.reward.references import process_items as reward_processes
 from plimsoll.sampler.price import (
     STARTING,
     EngineProcess,
@@ -35,9 +35,7 @@ from plimsoll.sampler.price import (
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.items import Allocation, Item, Moment
-from plimsoll.timeline.tensors import TrainPhase, job_moments
-from plimsoll.timeline.turns import states_asleep
+from plimsoll.timeline.items import Allocation, Item, Moment, TrainPhase, job_moments, states_asleep
 from plimsoll.trainer.price import RoleWork, frozen_role, teacher_items, trained_role, trainer_price
 
 _SCORING = Moment("score", "forward")

@@ -1,20 +1,27 @@
-"""The stores that a plan fills: cards, and the host memory of nodes.
+"""The stores that a plan fills: cards, the host memory of nodes, and disks.
 
-For each store: its use at every moment, the fullest moment, and whether its contents fit.
+For each card and host: its use at every moment, the fullest moment, and whether its contents fit.
+For each process: its planned peaks, which the ledger compares with the measured ones. For the disk:
+the files that a run writes to its directory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
-from plimsoll.memory.contents.layout import Slot
-from plimsoll.resolve.run_spec import PHASES, Phase
-from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment
+from plimsoll.config.engine import TrainedRole
+from plimsoll.memory.contents.contents import PlannedJob, contents_of
+from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.model.price.form import trained_parameters
+from plimsoll.resolve.run_spec import PHASES, Phase, RunSpec
+from plimsoll.run.readings import Footprint, Footprints
+from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment, Where
+from plimsoll.trainer.price import trainer_price
 
 Verdict = Literal["fits", "risky", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")
@@ -222,3 +229,151 @@ def _ranges(numbers: Sequence[int]) -> str:
         for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def process_peaks(job: PlannedJob) -> dict[str, Footprints]:
+    """Return a dict from process (by its name in the ledger) and phase to the planned peaks.
+
+    Each number is the largest of all instants of the phase. The front and the workers of an engine
+    are one process: host bytes are summed, and the fullest card counts. `device` includes other
+    processes on the card. `eval` repeats the phase that does the same work: sampling, or else
+    scoring. Ray's own processes are left out, because they are not measured.
+    """
+    read = [process for process in job.layout.processes if process.kind != "ray"]
+    return {
+        name: _with_eval(_combine([_phases(job, process) for process in processes]))
+        for name, processes in groupby(read, key=reading_name)
+    }
+
+
+def reading_name(process: Process) -> str:
+    """Return the name of a process in the ledger's readings; a worker has its engine's name."""
+    return f"engine {process.index}" if process.kind == "engine worker" else process.name
+
+
+def _phases(job: PlannedJob, process: Process) -> Footprints:
+    contents = contents_of(job, process)
+    host = _by_phase(contents, "host")
+    if process.slot.card is None:
+        return {phase: Footprint(_most(uses)) for phase, uses in host.items()}
+    gap = job.constants.allocator_gap
+    sharing = (p for p in job.layout.processes if p.slot == process.slot)
+    on_card = [held for p in sharing for held in contents_of(job, p)]
+    device, card = _by_phase(contents, "device", gap), _by_phase(on_card, "device", gap)
+    return {
+        phase: Footprint(
+            host=_most(uses),
+            allocated=max((use.allocated for use in device.get(phase, ())), default=0),
+            reserved=max((use.reserved for use in device.get(phase, ())), default=0),
+            device=_most(card.get(phase, ())),
+        )
+        for phase, uses in host.items()
+    }
+
+
+def _by_phase(held: Iterable[Allocation], where: Where, gap: float = 0.0) -> dict[Phase, list[Use]]:
+    uses: dict[Phase, list[Use]] = {}
+    for use in uses_of((a for a in held if a.item.where == where), gap):
+        uses.setdefault(use.moment.phase, []).append(use)
+    return uses
+
+
+def _most(uses: Iterable[Use]) -> int:
+    return max((use.bytes for use in uses), default=0)
+
+
+def _combine(parts: list[Footprints]) -> Footprints:
+    """Return the footprints of several processes together: host bytes summed, the fullest card."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        phase: replace(
+            max((part[phase] for part in parts), key=lambda footprint: footprint.device or 0),
+            host=sum(part[phase].host for part in parts),
+        )
+        for phase in parts[0]
+    }
+
+
+def _with_eval(phases: Mapping[str, Footprint]) -> Footprints:
+    same = next((phase for phase in ("rollout", "score") if phase in phases), None)
+    return dict(phases) | ({} if same is None else {"eval": phases[same]})
+
+
+_STORED_LOGPROB = 20
+
+
+def disk_items(job: PlannedJob) -> tuple[Item, ...]:
+    """Return the most that a run keeps on disk.
+
+    These are the kept checkpoints, the best checkpoint, the checkpoint that is being written, and
+    the final model.
+    """
+    roles, run = job.spec.trained, job.spec.run
+    if not roles:
+        return ()
+    count = run.keep_checkpoints and run.keep_checkpoints + 1 + (run.best is not None)
+    saved = _parameters(job)
+    element, parameters = roles["actor"].model.element, saved["actor"]
+    words = f"{element} bytes x {parameters:,} parameters"
+    model = _item("actor", "final model", element * parameters, words)
+    checkpoints = [_checkpoints(name, role, saved[name], count) for name, role in roles.items()]
+    written = [*checkpoints * (count > 0), *[model] * run.save_model]
+    return (*written, *_reference_logprobs(job.spec))
+
+
+def checkpoint_bytes(job: PlannedJob) -> int:
+    """Return the bytes of one checkpoint of all trained roles."""
+    parameters, roles = _parameters(job), job.spec.trained
+    return sum(_checkpoints(name, role, parameters[name], 1).bytes for name, role in roles.items())
+
+
+def _parameters(job: PlannedJob) -> dict[str, int]:
+    """Return the number of trained parameters of each role that learns."""
+    return {
+        name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)
+        for name, role in job.spec.trained.items()
+    }
+
+
+def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
+    """Yield an item with the most bytes that the stored log-probs of the reference take.
+
+    Rows that come several times are counted each time. KTO scores each prompt with two responses.
+    Nothing is yielded for a run in epochs: its steps are unknown before its rows are read.
+    """
+    steps = spec.known_steps
+    if spec.precomputes and steps is not None:
+        work = spec.workload
+        rows = work.scored_with * steps * work.sequences
+        yield Item(
+            "reference",
+            "frozen models",
+            "log-probs",
+            "disk",
+            "allocated",
+            _STORED_LOGPROB * rows,
+            f"{_STORED_LOGPROB} bytes x {rows:,} sequences of {steps:,} steps",
+            "run/stored_logprobs.py: a hash of 16 bytes and a float32",
+        )
+
+
+def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
+    """Return the item of a role's checkpoints: masters, moments, and a moving average.
+
+    The weights are not saved, because they are the rounded masters.
+    """
+    saved = trainer_price(role).saved(role)
+    return _item(
+        name,
+        "checkpoints",
+        count * (saved.masters + saved.moments + saved.average) * parameters,
+        f"{count} checkpoints (one of them being written) x ({saved.masters} masters + "
+        f"{saved.moments} moments + {saved.average} moving average) bytes x {parameters:,} "
+        "trained parameters",
+    )
+
+
+def _item(role: str, name: str, size: int, formula: str) -> Item:
+    source = "trainer/checkpoint.py; trainer/export.py"
+    return Item(role, "weights", name, "disk", "allocated", size, formula, source)

@@ -13,16 +13,15 @@ from typing import Any
 
 import plimsoll.sampler.levers as rollout
 from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, folder_value
-from plimsoll.memory.levers import models, run
-from plimsoll.memory.levers.changes import changes_between
+from plimsoll.memory.levers import levers
+from plimsoll.memory.levers.trials import changes_between
 from plimsoll.resolve.decisions import fast_dtype
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.timeline.levers import Lever, Move, Situation
 
 LEVERS: tuple[Lever, ...] = (
-    *run.LEVERS,
-    *models.LEVERS,
+    *levers.LEVERS,
     *(lever for package in TRAINER_ENGINES for lever in folder_value(package, "levers")),
     *rollout.LEVERS,
     *(lever for package in ROLLOUT_ENGINES for lever in folder_value(package, "levers")),

@@ -14,10 +14,15 @@ from itertools import islice
 
 from plimsoll.config.problems import Code, Problem, show
 from plimsoll.memory.levers.catalogue import levers_by_rank, merge_moves, moves_of
-from plimsoll.memory.levers.changes import changes_between
-from plimsoll.memory.levers.trials import Trial, Trials
-from plimsoll.memory.rules.shortages import Shortage
-from plimsoll.memory.weigh import Ground, Plan, has_shortage, problems_besides, shortages_of
+from plimsoll.memory.levers.trials import Trial, Trials, changes_between
+from plimsoll.memory.weigh import (
+    Ground,
+    Plan,
+    Shortage,
+    has_shortage,
+    problems_besides,
+    shortages_of,
+)
 from plimsoll.timeline.levers import EFFECTS, Effect, Lever, Move
 
 Turned = Mapping[Lever, Move]

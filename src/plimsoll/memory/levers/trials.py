@@ -1,20 +1,97 @@
-"""Trials: configs with changes, each planned once, and which levers may help them."""
+"""Changes to a config, and trials: configs with changes, each planned once.
+
+Changes are shown as a diff or as flags. A trial says which levers may help its config.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
+
+from plimsoll.config.base import Settings
+from plimsoll.config.flags import Flag, apply_flags
+from plimsoll.config.problems import show
+from plimsoll.config.yaml_tree import Tree
+from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Use, likely_worst
-from plimsoll.memory.levers.changes import Change, apply_changes, changes_between
-from plimsoll.memory.rules.ranks import idle_ranks
+from plimsoll.memory.rules import idle_ranks
 from plimsoll.memory.weigh import Ground, Plan, weigh
-from plimsoll.resolve.roles import is_role
-from plimsoll.resolve.run_spec import Phase, RunSpec
+from plimsoll.resolve.roles import Role, is_role
+from plimsoll.resolve.rules.settings import check_agreement
+from plimsoll.resolve.run_spec import Phase, RunSpec, resolve
 from plimsoll.timeline.items import Item, Kind, Where
-from plimsoll.timeline.levers import Lever, Move, Room, Situation
+from plimsoll.timeline.levers import Lever, LeverValue, Move, Room, Situation
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new value for a key of the config."""
+
+    key: str
+    before: LeverValue
+    """The value without the change; None if the key's section is not there."""
+    after: LeverValue
+
+    @property
+    def flag(self) -> str:
+        """The change as a flag of the command line."""
+        return f"--{self.key} {show(self.after)}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The change as a diff."""
+        gone = () if self.before is None else (f"- {self.key}: {show(self.before)}",)
+        return (*gone, f"+ {self.key}: {show(self.after)}")
+
+
+def changes_between(spec: RunSpec[Any], values: Mapping[str, LeverValue]) -> tuple[Change, ...]:
+    """Return the changes that set keys to these values, without keys that have them already."""
+    made = (Change(key, value_at(spec.config, key), after) for key, after in values.items())
+    return tuple(change for change in made if change.before != change.after)
+
+
+def flags_of(changes: Iterable[Change]) -> list[Flag]:
+    """Return a flag for each change, to apply to values or to the text of a config."""
+    return [Flag(tuple(change.key.split(".")), change.after) for change in changes]
+
+
+def apply_changes(spec: RunSpec[Any], changes: Iterable[Change]) -> RunSpec[Any] | None:
+    """Return the run after changes to its written config; None if settings then conflict.
+
+    Sections without a change are not checked again.
+    """
+    flags = flags_of(changes)
+    sections = spec.written.model_dump(include={flag.path[0] for flag in flags})
+    try:
+        tree = apply_flags(Tree({**dict(spec.written), **sections}, {}), flags)
+        made = resolve(spec.job, spec.job.config.model_validate(tree.values))
+        check_agreement(made)
+    except (ValidationError, ConfigError, SettingsConflict):
+        return None
+    return made
+
+
+def split_key(spec: RunSpec[Any], key: str) -> tuple[Role | None, str]:
+    """Split a key into the role whose section it is in, or None, and the rest of the key."""
+    for role in spec.roles.values():
+        if key.startswith(f"{role.key}."):
+            return role, key.removeprefix(f"{role.key}.")
+    return None, key
+
+
+def value_at(settings: Settings, key: str) -> LeverValue:
+    """Return the value of a dotted key of settings; None if one of its sections is missing."""
+    value: object = settings
+    for name in key.split("."):
+        if value is not None:
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    assert value is None or isinstance(value, bool | int | float | str), key
+    return value
+
 
 _ERROR = 1000.0
 """The weight of an error in `Trial.lacking`, larger than that of any lack of memory."""

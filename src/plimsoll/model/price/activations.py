@@ -30,8 +30,7 @@ from plimsoll.model.price.layer_steps import (
 )
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
-from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where
-from plimsoll.timeline.tensors import pinned_block
+from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where, pinned_block
 
 _LOG_SUM_EXP = 4  # bytes for each token and head
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import AdapterConfig, TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import AdapterConfig, ModelConfig, TrainedRole
 from plimsoll.machine.hardware import BFLOAT16_UNITS
-from plimsoll.resolve.kernels import Capability, against_varlen
+from plimsoll.resolve.decisions import Capability, against_varlen
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.shape import ModelShape
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from plimsoll.config.problems import Problem, find, invalid, show
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import how_to_install, system_tools
-from plimsoll.machine.versions import PACKAGES, check_version
+from plimsoll.machine.versions import PACKAGES, check_version, how_to_install, system_tools
 from plimsoll.resolve.engine_rules import (
     PackageNeed,
     RolloutRules,
@@ -24,7 +23,7 @@ from plimsoll.resolve.engine_rules import (
     trainers_of,
 )
 from plimsoll.resolve.model_files import models_by_key
-from plimsoll.resolve.rules.passwords import password_in
+from plimsoll.resolve.rules.rewards import password_in
 from plimsoll.resolve.run_spec import RunSpec
 
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")

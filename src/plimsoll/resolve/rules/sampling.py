@@ -13,12 +13,10 @@ from plimsoll.resolve.choices import advantage_needs
 from plimsoll.resolve.decisions import sync_route
 from plimsoll.resolve.engine_rules import other_engines, rollout_rules
 from plimsoll.resolve.eval_sets import EvalSet, eval_sets
-from plimsoll.resolve.rules.advantages import check_advantage
-from plimsoll.resolve.rules.environments import check_environments
-from plimsoll.resolve.rules.rewards import reward_part
-from plimsoll.resolve.rules.roles import check_steadiness
-from plimsoll.resolve.rules.staleness import check_staleness
-from plimsoll.run.counting import plural
+from plimsoll.resolve.rules.advantages import check_advantage, check_staleness
+from plimsoll.resolve.rules.rewards import check_environments, reward_part
+from plimsoll.resolve.rules.training import check_steadiness
+from plimsoll.run.numbers import plural
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),

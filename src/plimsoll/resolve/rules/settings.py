@@ -13,8 +13,12 @@ from plimsoll.config.problems import Problem, Section, conflict, find, invalid, 
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.resolve.engine_rules import all_rules
 from plimsoll.resolve.roles import role_kind
-from plimsoll.resolve.rules.progress import check_evaluations, check_length, check_schedule
-from plimsoll.resolve.rules.roles import check_adapter
+from plimsoll.resolve.rules.training import (
+    check_adapter,
+    check_evaluations,
+    check_length,
+    check_schedule,
+)
 from plimsoll.resolve.run_spec import RunSpec
 
 MOST_PROCESSES = 100_000

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from plimsoll.config.problems import Problem, Section
 from plimsoll.resolve.model_files import read_model_json
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.numbers import plural
 
 _TOKENS = ("prompt_tokens", "tokens")
 

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
-from plimsoll.run.loggers.protocol import About, failing, table_of
+from plimsoll.run.loggers.open import About, failing, table_of
 from plimsoll.run.responses import SampledResponse
 
 _FAILURES = (MlflowException, OSError)

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import trackio
 
-from plimsoll.run.loggers.protocol import About, failing, table_of
+from plimsoll.run.loggers.open import About, failing, table_of
 from plimsoll.run.responses import SampledResponse
 
 _FAILURES = (OSError, sqlite3.Error, ValueError, RuntimeError)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import wandb
 
-from plimsoll.run.loggers.protocol import About, failing, table_of
+from plimsoll.run.loggers.open import About, failing, table_of
 from plimsoll.run.responses import SampledResponse
 
 _FAILURES = (wandb.errors.Error, OSError)

@@ -20,8 +20,8 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.errors import ConfigError, PlimsollError, WeightSyncError
 from plimsoll.machine.faults import await_fault_point, fault_value
 from plimsoll.machine.host import thread_wait_settings
-from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order, complete_uuids, live_cards
+from plimsoll.machine.processes import child_processes, read_host
 from plimsoll.model.adapters import WEIGHTS
 from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.run.output import matches_from_the_end

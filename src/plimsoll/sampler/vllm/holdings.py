@@ -20,13 +20,19 @@ from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.resolve.run_spec import Phase
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.sampler.price import samples_in
 from plimsoll.sampler.vllm.sampler import VllmSampler, quantized_bytes
 from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
-from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
-from plimsoll.timeline.tensors import pinned_block
-from plimsoll.timeline.turns import is_for_ranks
+from plimsoll.timeline.items import (
+    Allocation,
+    Item,
+    Level,
+    Moment,
+    Where,
+    is_for_ranks,
+    pinned_block,
+)
 
 GIB = 2**30
 

@@ -9,8 +9,14 @@ from typing import Any
 
 from plimsoll.config.problems import Problem, Section, finding
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.machine.tools import FOR_TRITON, LIBNUMA
-from plimsoll.machine.versions import Failure, Package, installed_version, package_finding
+from plimsoll.machine.versions import (
+    FOR_TRITON,
+    LIBNUMA,
+    Failure,
+    Package,
+    installed_version,
+    package_finding,
+)
 from plimsoll.resolve.engine_rules import Compiled, Installed, ToolNeed
 from plimsoll.resolve.run_spec import RunSpec
 

@@ -8,7 +8,7 @@ from math import ceil, floor
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.resolve.choices import needs_sampler
-from plimsoll.run.counting import gigabytes, plural
+from plimsoll.run.numbers import gigabytes, plural
 from plimsoll.sampler.price import EngineSite
 from plimsoll.sampler.vllm.config import VllmConfig, vllm_of
 from plimsoll.sampler.vllm.holdings import card_cache, cpu_cache

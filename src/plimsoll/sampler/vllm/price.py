@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.problems import Problem
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.numbers import gigabytes
 from plimsoll.sampler.price import (
     CrowdedCard,
     EngineProcess,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from plimsoll.config.base import AUTO
-from plimsoll.config.model import ELEMENT_BYTES
+from plimsoll.config.engine import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.sampler.price import Sampler
 from plimsoll.sampler.vllm.config import VllmConfig, vllm_of

@@ -13,7 +13,7 @@ from math import ceil
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import OptimizerConfig
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.timeline.tensors import Tensors
+from plimsoll.timeline.items import Tensors
 from plimsoll.trainer.zero.sizes import (
     Counts,
     ZeroSizes,

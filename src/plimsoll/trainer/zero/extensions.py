@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.tools import own_scripts
+from plimsoll.machine.versions import own_scripts
 
 # On a machine with nvcc and no GPU, torch.utils.cpp_extension logs a warning at import.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plimsoll.config.engine import FrozenRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import FrozenRole, ModelConfig
 from plimsoll.run.readings import DividedShare
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.zero.config import FrozenZeroConfig

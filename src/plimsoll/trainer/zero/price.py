@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.model import ELEMENT_BYTES
+from plimsoll.config.engine import ELEMENT_BYTES, FrozenRole, TrainedRole
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.items import Where
-from plimsoll.timeline.tensors import Life, Tensors
+from plimsoll.timeline.items import Life, Tensors, Where
 from plimsoll.trainer.price import (
     CHECKPOINT_FILE,
     Outgoing,

@@ -15,7 +15,7 @@ from plimsoll.machine.local_host import LocalHost
 from plimsoll.resolve.engine_rules import ToolNeed, TrainerRules
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.counting import plural
+from plimsoll.run.numbers import plural
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
 from plimsoll.trainer.zero.installation import (
     COMPILED,

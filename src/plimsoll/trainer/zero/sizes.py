@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.engine import ModelConfig, TrainedRole
 from plimsoll.model.price.form import adapter_tensors, trained_parameters, whole_tensors
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters

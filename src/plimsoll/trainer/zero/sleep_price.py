@@ -12,8 +12,7 @@ from dataclasses import replace
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.model.price.form import adapter_tensors, whole_tensors
 from plimsoll.shapes.shape import parameter_tensors
-from plimsoll.timeline.tensors import Life, Tensors
-from plimsoll.timeline.turns import states_asleep, weights_asleep
+from plimsoll.timeline.items import Life, Tensors, states_asleep, weights_asleep
 from plimsoll.trainer.price import RoleWork
 from plimsoll.trainer.zero.sizes import ZeroSizes
 from plimsoll.trainer.zero.states import REDUCE_BUCKET

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from plimsoll.config.cluster import Device
-from plimsoll.timeline.items import Kind, Where
-from plimsoll.timeline.tensors import Life, Tensors
+from plimsoll.timeline.items import Kind, Life, Tensors, Where
 from plimsoll.trainer.zero.sizes import (
     Counts,
     ZeroSizes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.tensors import Tensors
+from plimsoll.timeline.items import Tensors
 from plimsoll.trainer.price import RoleWork, SavedBytes, TrainedTensors, TrainerPrice
 
 _SOURCE = "trainer/plain/engine.py"

@@ -1,1 +1,0 @@
-"""`plimsoll doctor`: observe the machine (machine.py), judge it (rules.py, limits.py), report."""

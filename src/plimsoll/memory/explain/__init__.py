@@ -1,1 +1,0 @@
-"""Explain: why a run ran out of memory, and what would have fitted."""

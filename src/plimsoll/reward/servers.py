@@ -1,0 +1,307 @@
+"""Rewards that others compute: servers over HTTP, and language models that judge responses.
+
+A request goes to the least busy of equivalent servers. A server that just failed is used only if
+all others failed, too.
+
+A judge is behind an OpenAI-compatible endpoint. POST URL/chat/completions:
+https://platform.openai.com/docs/api-reference/chat; vLLM, SGLang and others serve the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import httpx
+
+from plimsoll.config.json_text import parse_json
+from plimsoll.config.reward import HttpReward, JudgeReward
+from plimsoll.config.secrets import mask_setting
+from plimsoll.errors import ConfigError
+from plimsoll.machine.faults import await_fault_point
+from plimsoll.process.patterns import PatternTooSlow, last_group
+from plimsoll.process.threads import in_thread
+from plimsoll.records import Trajectory
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, short_repr
+from plimsoll.reward.references import missing_key
+from plimsoll.reward.server_forms import (
+    AskServer,
+    Tokens,
+    conversation_tokens,
+    openrlhf_request,
+    outcomes,
+    plimsoll_request,
+    texts_by,
+    vllm_outcomes,
+    vllm_request,
+)
+
+_REST_SECONDS = 5.0
+"""Seconds for which a server that failed gets no requests, if there is another server."""
+_BUSY = (408, 425, 429)
+"""Status codes below 500 after which another try may succeed; RFC 9110, RFC 6585."""
+
+_MOST_BYTES = 64 * 2**20
+"""The longest answer that is read; one with 10,000 rewards has less than 1 MiB."""
+_SHORTEST_KEY = 8
+"""Characters of a key that is secret; a shorter one may be part of any answer."""
+
+
+@dataclass
+class _Server:
+    url: str
+    requests: int = 0
+    """Requests under way."""
+    rests_until: float = 0.0
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Equivalent servers: each of them can answer any request.
+
+    Attributes:
+        client: Sends the requests.
+        servers: The servers.
+        limit: How long one request may take.
+        headers: Headers of each request.
+    """
+
+    client: httpx.AsyncClient
+    servers: tuple[_Server, ...]
+    limit: TimeLimit
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        client: httpx.AsyncClient,
+        urls: Sequence[str],
+        limit: TimeLimit,
+        headers: Mapping[str, str] | None = None,
+    ) -> Replicas:
+        """Return replicas at these addresses."""
+        return cls(client, tuple(map(_Server, urls)), limit, headers or {})
+
+    async def post(self, body: Mapping[str, Any]) -> object | Failed | Broken:
+        """Send a JSON request to one server, and return its answer as a JSON value.
+
+        Returns Failed if the server does not answer in time, or has a status that may pass (5xx,
+        408, 425, 429). Returns Broken for another error status, or an answer that is no JSON.
+        """
+        content = json.dumps(body, default=str).encode()
+        async with self._least_busy() as server:
+            try:
+                async with asyncio.timeout(self.limit.seconds):
+                    await await_fault_point("reward.call")
+                    code, reply = await self._exchange(server.url, content)
+            except TimeoutError:
+                return self._rest(server, self.limit.failure(f": {server.url}"))
+            except (httpx.RequestError, OSError) as error:
+                what = str(error) or type(error).__name__
+                said = f": {server.url} cannot be reached: {what}"
+                return self._rest(server, Failed(said, unanswered=True))
+            if reply is None:
+                return Broken(f": {server.url} answered more than {_MOST_BYTES >> 20} MiB")
+            text = short_repr(reply.decode(errors="replace"))
+            answered = f": {server.url} answered {code}: {text}"
+            if code >= 500 or code in _BUSY:
+                return self._rest(server, Failed(answered))
+            if not httpx.codes.is_success(code):
+                return Broken(answered)
+            try:
+                answer: object = parse_json(reply)
+                return answer
+            except ValueError:
+                return Broken(f": {server.url} answered no JSON: {text}")
+
+    async def _exchange(self, url: str, content: bytes) -> tuple[int, bytes | None]:
+        """Return an answer's status and content, None if that is too long.
+
+        A server may repeat the key that it was sent; the content has `***` in its place.
+        """
+        headers, reply = {"Content-Type": "application/json", **self.headers}, bytearray()
+        async with self.client.stream("POST", url, content=content, headers=headers) as response:
+            async for part in response.aiter_bytes():
+                reply += part
+                if len(reply) > _MOST_BYTES:
+                    return response.status_code, None
+        for value in self.headers.values():
+            key = value.rpartition(" ")[2].encode()
+            if len(key) >= _SHORTEST_KEY:
+                reply = reply.replace(key, b"***")
+        return response.status_code, bytes(reply)
+
+    @asynccontextmanager
+    async def _least_busy(self) -> AsyncIterator[_Server]:
+        now = time.monotonic()
+        server = min(self.servers, key=lambda s: (s.rests_until > now, s.requests))
+        server.requests += 1
+        try:
+            yield server
+        finally:
+            server.requests -= 1
+
+    def _rest(self, server: _Server, failed: Failed) -> Failed:
+        """Leave the server alone for a while, and return its failure."""
+        server.rests_until = time.monotonic() + _REST_SECONDS
+        return failed
+
+
+def bearer(variable: str | None) -> dict[str, str]:
+    """Return the headers with the key in an environment variable; none if no variable is named.
+
+    Raises ConfigError if the variable is not set.
+    """
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise ConfigError(
+            f"the environment variable {mask_setting(variable)} should hold the key of the "
+            f"servers, and is not set. Set it, or leave api_key out."
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+Read = Callable[[object, int], list[Outcome]]
+"""Takes a server's answer and the number of trajectories, and returns their outcomes."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Asks one of several servers for the rewards of a batch: a `RewardCall`."""
+
+    replicas: Replicas
+    ask: AskServer
+    read: Read = outcomes
+
+    @classmethod
+    def of(cls, http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> Servers:
+        """Return the caller of a config's servers. `limit` says how long one request may take."""
+        replicas = Replicas.of(client, http.urls, limit, bearer(http.api_key))
+        if http.format == "plimsoll":
+            return cls(replicas, plimsoll_request)
+        if http.format == "vllm":
+            render = http.tokenizer and _renderer(http.tokenizer, http.chat_template)
+            return cls(replicas, vllm_request(render or _actors_tokens), vllm_outcomes)
+        return cls(replicas, openrlhf_request(texts_by(http.tokenizer)))
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        """Return one outcome per trajectory, from the answer of one server."""
+        reply = await self.replicas.post(self.ask(trajectories))
+        if isinstance(reply, Failed | Broken):
+            return [reply] * len(trajectories)
+        return self.read(reply, len(trajectories))
+
+
+def _actors_tokens(trajectory: Trajectory) -> Sequence[int]:
+    return [*trajectory.prompt.tokens, *trajectory.response_tokens]
+
+
+def _renderer(model: str, chat_template: str | None) -> Tokens:
+    """Return a function from a trajectory to its tokens by this model's tokenizer and template."""
+    # Heavy, and only where asked for.
+    from plimsoll.data.template import make_template
+    from plimsoll.model.load import load_tokenizer
+
+    template = make_template(load_tokenizer(model), chat_template, None)
+    return lambda trajectory: conversation_tokens(trajectory, template)[0].tolist()
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Asks for the score of one response at a time: a `RewardCall`."""
+
+    settings: JudgeReward
+    endpoint: Replicas
+
+    @classmethod
+    def of(cls, settings: JudgeReward, client: httpx.AsyncClient, limit: TimeLimit) -> Judge:
+        """Return the judge of a config. `limit` says how long one request may take.
+
+        Raises ConfigError if the environment variable of its key is not set.
+        """
+        url = f"{settings.url.rstrip('/')}/chat/completions"
+        headers = {} if settings.api_key is None else {"Authorization": f"Bearer {_key(settings)}"}
+        return cls(settings, Replicas.of(client, [url], limit, headers))
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        """Return one outcome per trajectory; trajectories are asked about one after another."""
+        return [await self._judge(trajectory) for trajectory in trajectories]
+
+    async def _judge(self, trajectory: Trajectory) -> Outcome:
+        try:
+            request = self._request(trajectory)
+        except (KeyError, IndexError) as error:
+            said = f": the judge's prompt names {error}, and the row has no such column"
+            return Broken(said, ConfigError)
+        reply = await self.endpoint.post(request)
+        if isinstance(reply, Failed | Broken):
+            return reply
+        text = _text(reply)
+        if text is None:
+            return Broken(f" answered {short_repr(reply)}, and a chat completion is needed")
+        return await in_thread(partial(self._score, text))
+
+    def _request(self, trajectory: Trajectory) -> dict[str, Any]:
+        settings, prompt = self.settings, trajectory.prompt
+        texts = {"prompt": prompt.text, "response": trajectory.response_text}
+        names = {"source": prompt.source, "reference": prompt.reference or "", **prompt.columns}
+        content = settings.prompt.format_map(names | texts)
+        system = [] if settings.system is None else [_message("system", settings.system)]
+        return {
+            "model": settings.model,
+            "messages": [*system, _message("user", content)],
+            "temperature": settings.temperature,
+            "max_tokens": settings.max_tokens,
+        }
+
+    def _score(self, text: str) -> Outcome:
+        """Return the last score in a judge's answer, scaled from `low`..`high` to 0..1.
+
+        Returns Failed, so that the judge is asked again, if there is no score within the range.
+        """
+        settings = self.settings
+        try:
+            found = last_group(settings.pattern, text)
+        except PatternTooSlow as error:
+            return Failed(f": {error}")
+        if found is None:
+            return Failed(f" found no score by its pattern in {short_repr(text)}")
+        try:
+            score = float(found)
+        except ValueError:
+            return Failed(f" found no number but {found!r} in {short_repr(text)}")
+        if not settings.low <= score <= settings.high:
+            between = f"{settings.low:g} to {settings.high:g}"
+            return Failed(f" found a score of {score:g}, outside {between}, in {short_repr(text)}")
+        return Given((score - settings.low) / (settings.high - settings.low))
+
+
+def _key(settings: JudgeReward) -> str:
+    assert settings.api_key is not None
+    if missing_key(settings):
+        raise ConfigError(
+            f"the environment variable {mask_setting(settings.api_key)} should hold the key of "
+            f"the judge at {settings.url}, and is not set. Set it, or leave api_key out."
+        )
+    return os.environ[settings.api_key]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _text(reply: object) -> str | None:
+    """Return the text of a chat completion; None if the reply has another form."""
+    try:
+        content = reply["choices"][0]["message"]["content"]  # type: ignore[index]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return content if isinstance(content, str) else None

@@ -1,1 +1,0 @@
-"""Rewards that others compute: servers over HTTP, and judges."""
