@@ -3,7 +3,7 @@
     export PYTHONPATH=tests/support
     python benchmarks/disturb.py grpo grpo.yaml --faults 20 --run.steps 6 --run.save_every 1
 
-docs/reliability.md says what the columns mean.
+notes/reliability.md says what the columns mean.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ that fails leaves a row with its error, and the next begins. Cases that are in t
 already are left out, so a second call goes on where the first had to stop. Figures are medians over
 steps, without the first, which compiles and warms up; a token is a token of a row, prompt included.
 The share is that of the measured rate of a bfloat16 matrix product, with 2 FLOPs a parameter and
-pass, as `mfu` has it. The table has its columns explained in docs/performance.md.
+pass, as `mfu` has it. notes/performance.md says how to run it.
 """
 
 from __future__ import annotations

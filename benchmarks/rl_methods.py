@@ -5,7 +5,7 @@
 The task and the model are those of `plimsoll demo` (sums of two numbers, 0.6M parameters), from the
 same weights after SFT for each seed. All methods see 256 responses a step in two mini-batches, with
 one learning rate, in one process with two threads; the reward is exact match. Time is that of the
-steps; memory is the largest resident set of the process. Prints the table of docs/rl.md.
+steps; memory is the largest resident set of the process. Prints the table of notes/performance.md.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from plimsoll.model.policy import PolicyModel, TokenLogprobHead
 ROUNDING = {"float4": 2.0**-2, "float8": 2.0**-4, "bfloat16": 2.0**-8, "float32": 2.0**-21}
 """The relative error of a layer's output in another program, by the format of numbers there. Up to
 16 bits it is one rounding, of weights or output, since sums are added up in fp32. In fp32 it is 8
-roundings, since the sums themselves have another order; measured, see docs/decisions.md."""
+roundings, since the sums themselves have another order; measured, see notes/performance.md."""
 _NUMBER = re.compile(r"\.\d+\.")
 _PIECE = 2**20
 """Elements that get their noise at once, so that no second copy of an output is made."""

@@ -1,6 +1,6 @@
 """Warn of figures outside of their healthy range, with their usual cause and a remedy to try.
 
-docs/rollouts.md has the ranges and their sources.
+docs/runs.md has the ranges and their sources.
 """
 
 from __future__ import annotations

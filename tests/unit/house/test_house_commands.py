@@ -27,6 +27,7 @@ PROJECT = Path(__file__).parents[3]
 PAGES = [
     PROJECT / "README.md",
     *sorted((PROJECT / "docs").rglob("*.md")),
+    *sorted((PROJECT / "notes").glob("*.md")),
     *sorted((PROJECT / "examples").glob("*/README.md")),
 ]
 RUN_BY_ANOTHER_TEST = {"extend.md"}

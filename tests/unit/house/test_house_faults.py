@@ -1,4 +1,4 @@
-"""docs/reliability.md lists the points, kinds and conditions of faults as the program has them."""
+"""notes/reliability.md lists the points, kinds and conditions of faults as the program has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fault_injection.points import ANYWHERE, CONDITIONS, KINDS, POINTS
 
-PAGE = Path(__file__).parents[3] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[3] / "notes" / "reliability.md"
 
 
 def lines() -> Iterator[str]:

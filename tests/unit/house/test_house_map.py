@@ -31,14 +31,14 @@ def test_the_search_finds_what_it_should() -> None:
 
 
 def test_the_page_of_what_to_add_where() -> None:
-    page = (PROJECT / "docs" / "extend.md").read_text()
-    assert list(gone(page.partition("## In the project itself")[2])) == []
+    page = (PROJECT / "notes" / "changing.md").read_text()
+    assert list(gone(page)) == []
 
 
 def test_the_way_from_a_config_to_a_verdict() -> None:
     """What it names, such as `verdict_of` (`memory/contents/stores.py`), is there, and its numbers
     are the plan's."""
-    way = (PROJECT / "docs" / "extend.md").read_text().partition("### From a config to a")[2]
+    way = (PROJECT / "notes" / "changing.md").read_text().partition("## From a config to a")[2]
     named = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", way)
     assert len(named) == 9
     for name, file in named:
@@ -61,7 +61,7 @@ def test_the_tree_of_the_source() -> None:
 
 
 def pages() -> list[Path]:
-    folders = [PROJECT / name for name in ("docs", "examples", "benchmarks")]
+    folders = [PROJECT / name for name in ("docs", "notes", "examples", "benchmarks")]
     found = [path for folder in folders for path in folder.rglob("*.md")]
     return sorted([PROJECT / "README.md", *found])
 
@@ -73,7 +73,7 @@ OTHERS = {"my_module.py", "jobs/NAME.py", "jobs/NAME_loop.py", "tensorboard/", "
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in pages() if page.parent.name != "history"],
+    [page for page in pages() if page != PROJECT / "notes" / "performance.md"],
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
 def test_pages_name_only_files_that_are_there(page: Path) -> None:
@@ -111,4 +111,4 @@ def anchors_of(page: Path) -> set[str]:
 def test_figures_of_performance_are_short_and_their_history_is_kept() -> None:
     figures = (PROJECT / "docs" / "performance.md").read_text()
     assert len(figures.split()) <= 2000
-    assert "](history/performance.md)" in figures
+    assert "](../notes/performance.md)" in figures

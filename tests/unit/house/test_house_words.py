@@ -39,7 +39,8 @@ YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)
 
 def documents() -> list[Path]:
     found = [PROJECT / "README.md", PROJECT / "CHANGELOG.md"]
-    found += [*(PROJECT / "docs").rglob("*.md"), *(PROJECT / "examples").rglob("*.md")]
+    found += [*(PROJECT / "docs").rglob("*.md"), *(PROJECT / "notes").glob("*.md")]
+    found += (PROJECT / "examples").rglob("*.md")
     return sorted(path for path in found if path.is_file())
 
 
