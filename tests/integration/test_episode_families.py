@@ -18,8 +18,7 @@ from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
 from vllm_cases import started
 
-from plimsoll.cluster.protocol import Pending
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig

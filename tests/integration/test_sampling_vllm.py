@@ -22,12 +22,11 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.sampler.price import Sampler
 from plimsoll.sampler.protocol import EngineSpec, Request
-from plimsoll.sampler.transformers.generate import Recorder
+from plimsoll.sampler.transformers.engine import Recorder
 from plimsoll.sampler.vllm.config import ArgumentValue, VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine
 from plimsoll.sampler.vllm.rules import FIXED, OWNED, check_arguments
-from plimsoll.sampler.vllm.sampler import VllmSampler, vllm_sampler
-from plimsoll.sampler.vllm.stages import stages_of
+from plimsoll.sampler.vllm.sampler import VllmSampler, stages_of, vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.engine

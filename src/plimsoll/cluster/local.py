@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from plimsoll.cluster.protocol import Group, Pending
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Group, Pending, Shortages
 from plimsoll.config.cluster import Device
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory, Sighting, read_node

@@ -30,7 +30,7 @@ from plimsoll.cluster.exit_reason import (
 )
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.placement import PROCESS_NAMES, Claim
-from plimsoll.cluster.protocol import Group, Pending
+from plimsoll.cluster.protocol import Group, Pending, Shortages
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
     EngineHome,
@@ -44,9 +44,7 @@ from plimsoll.cluster.ray_members import (
     shared_homes,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
-from plimsoll.cluster.ray_watch import HangWatch, first_ended, take_errors
-from plimsoll.cluster.shortages import Shortages
-from plimsoll.cluster.slow_start import naming_slow_starts
+from plimsoll.cluster.ray_watch import HangWatch, first_ended, naming_slow_starts, take_errors
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node

@@ -7,10 +7,12 @@ any object with the method `loss` of `protocol.Objective`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from plimsoll.algorithm.choice import (
@@ -45,11 +47,12 @@ from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
 from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.model.policy import PackTensors, TeacherModel
+from plimsoll.model.sending import keep_on_host
 from plimsoll.model.token_logprobs import Imitation
 from plimsoll.model.value import at_ends, at_marks
-from plimsoll.records import Bools, Floats
+from plimsoll.records import Bools, Floats, Pack
 from plimsoll.trainer.protocol import Engine, PackToLearn
-from plimsoll.trainer.teacher_forward import TeacherForward
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,49 @@ class NllObjective:
         lesson = Imitation(micro_batch.counts.tokens)
         loss: Tensor = engine.forward(micro_batch.send(), noise=micro_batch.stream, lesson=lesson)
         return LossOutput(loss, {"nll": loss.detach()})
+
+
+@dataclass(frozen=True)
+class TeacherForward:
+    """A teacher's output for one micro-batch, which is the stream of a student.
+
+    The teacher reads all packs of a step before the student learns from the first, so that an
+    offloaded teacher is moved to the device once a step. The hidden states wait in host memory; the
+    logits are computed chunk by chunk when they are compared.
+
+    Attributes:
+        hidden_L_H: The hidden states that are the head's input, in host memory. A card may still be
+            writing them; see `keep_on_host`.
+        teacher: The teacher's engine.
+    """
+
+    hidden_L_H: Tensor
+    teacher: Engine
+
+    @property
+    def model(self) -> TeacherModel:
+        """The teacher's model; use `head` to read the head's weights."""
+        assert isinstance(self.teacher.module, TeacherModel)
+        return self.teacher.module
+
+    @contextmanager
+    def head(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the head's undivided weight and bias (None without one) on the device."""
+        names = self.model.head_names()
+        with self.teacher.gather(names) as tensors:
+            weight, *bias = (tensors[name].to(device, non_blocking=True) for name in names)
+            yield weight, bias[0] if bias else None
+
+
+def teacher_forward(
+    teacher: Engine, packs: Iterable[Pack], device: torch.device
+) -> list[TeacherForward]:
+    """Return the teacher's hidden states for each pack."""
+    with teacher.scoring():
+        states = [
+            keep_on_host(teacher.forward(PackTensors.from_pack(pack, device))) for pack in packs
+        ]
+    return [TeacherForward(hidden_L_H, teacher) for hidden_L_H in states]
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ def outgoing_tensors(
     if sending is not None and (first or sending.route == "ipc"):
         yield from sent_buckets(sending, device)
     if first:
-        source = "trainer/export.py: write_model collects on rank 0"
+        source = "trainer/weights.py: write_model collects on rank 0"
         yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
 
 
@@ -294,7 +294,7 @@ def teacher_items(
 
     def item(name: str, where: Where, size: int, words: str) -> Item:
         formula = f"{element} bytes x {words} x {hidden:,}"
-        source = "trainer/teacher_forward.py"
+        source = "trainer/objectives.py"
         return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
 
     words = f"{tokens:,} tokens of a step"

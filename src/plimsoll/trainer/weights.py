@@ -1,4 +1,7 @@
-"""Weights on their way out of the trainer: in buckets, by their Hugging Face names.
+"""Weights on their way out of the trainer: in buckets to engines, and in files.
+
+The files are for other programs, too: the full trained model, or the adapter alone. Tensors have
+their Hugging Face names.
 
 ZeRO-3 shards are gathered one bucket at a time, so the full model is never on one GPU. A tied head
 is sent twice, under both names: on CPU, vLLM keeps a packed copy of the head, and renews it only
@@ -10,19 +13,31 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from plimsoll.model.adapters import parts_of_weight, plain_weight
+from plimsoll.model.adapters import adapter_bytes, parts_of_weight, plain_weight, save_adapter
 from plimsoll.model.disturbance import UNSCALED, Scaled, scalable_layers
-from plimsoll.model.policy import PolicyModel, hf_state_names, plain_name, published_weights
+from plimsoll.model.policy import (
+    Companions,
+    PolicyModel,
+    hf_state_names,
+    plain_name,
+    published_weights,
+    save_hf,
+    saved_buffers,
+    weights_for_files,
+)
 from plimsoll.model.quantization import plain_shape
+from plimsoll.model.value import ValueModel
 from plimsoll.sync.buckets import WeightBucket, packed_bytes, ship_bucket
 from plimsoll.sync.channel import Outlet
 from plimsoll.sync.proof import Rehearsal
+from plimsoll.trainer.price import SAVE_BUCKET
 from plimsoll.trainer.protocol import Engine
 
 _IN_LAYER = re.compile(r"\.\d+\.")
@@ -230,3 +245,62 @@ def _is_learned(policy: PolicyModel, layer: str) -> bool:
     module = policy.get_submodule(layer)
     inner = ".base_layer" if hasattr(module, "base_layer") else ""
     return learns(policy, f"{layer}{inner}.weight")
+
+
+def write_model(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
+    """Write the model as a Hugging Face directory; all ranks must call it.
+
+    Weights are gathered bucket by bucket into rank 0's host memory.
+    """
+    state: dict[str, Tensor] = {}
+    for names in plan_buckets(engine, SAVE_BUCKET):
+        with plain_weights(engine, names) as weights:
+            if rank == 0:
+                state |= {name: t.to("cpu", copy=True) for name, t in weights().items()}
+    if rank == 0:
+        model = _model(engine)
+        state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
+        tensors = weights_for_files(model.lm, state)
+        save_hf(
+            model.lm.config,
+            tensors,
+            companion_files.tokenizer,
+            directory,
+            companion_files.generation,
+        )
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """A trained adapter as PEFT's two files, and the version of its weights."""
+
+    config: bytes
+    weights: bytes
+    version: int
+
+
+def write_adapter(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
+    """Write the trained parameters, without the base, as a PEFT directory.
+
+    All ranks must call it.
+    """
+    with _gather_trained(engine) as tensors:
+        if rank == 0:
+            save_adapter(_model(engine), tensors, companion_files, directory)
+
+
+def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
+    """Return the adapter's PEFT files on rank 0, None on other ranks; all ranks must call it."""
+    with _gather_trained(engine) as tensors:
+        if rank > 0:
+            return None
+        return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
+
+
+def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
+    return engine.gather([n for n, p in engine.module.named_parameters() if p.requires_grad])
+
+
+def _model(engine: Engine) -> PolicyModel | ValueModel:
+    assert isinstance(engine.module, PolicyModel | ValueModel)
+    return engine.module

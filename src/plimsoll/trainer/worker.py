@@ -6,6 +6,7 @@ import gc
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.meter import reset_process_peak
-from plimsoll.model.adapters import add_adapter
+from plimsoll.model.adapters import adapter_off, add_adapter
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled, disturb
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
@@ -37,11 +38,10 @@ from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.checkpoint import CheckpointFile, write_files
-from plimsoll.trainer.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.trainer.memory import explain_shortage, read_memory
 from plimsoll.trainer.micro_batches import Numbered, learn, losses, measure, score
-from plimsoll.trainer.objectives import DistillationObjective
-from plimsoll.trainer.process_group import Place, join, leave
+from plimsoll.trainer.objectives import DistillationObjective, TeacherForward, teacher_forward
+from plimsoll.trainer.process_group import PeerFailed, Place, Vote, join, leave
 from plimsoll.trainer.protocol import (
     Engine,
     FrozenEngine,
@@ -50,10 +50,16 @@ from plimsoll.trainer.protocol import (
     engine_build,
     not_finite_error,
 )
-from plimsoll.trainer.teacher_forward import TeacherForward, teacher_forward
-from plimsoll.trainer.vote import PeerFailed, Vote
-from plimsoll.trainer.weights import WeightPlan, gather_bucket, plan_rehearsals, plan_weights
-from plimsoll.trainer.without_adapter import WithoutAdapter
+from plimsoll.trainer.weights import (
+    AdapterFiles,
+    WeightPlan,
+    adapter_files,
+    gather_bucket,
+    plan_rehearsals,
+    plan_weights,
+    write_adapter,
+    write_model,
+)
 
 S = TypeVar("S")
 
@@ -83,6 +89,42 @@ class Abandoned:
 
     error: OutOfMemory | None = None
     pack: int = -1
+
+
+class WithoutAdapter:
+    """The `Engine` of a reference that is the actor with its adapter switched off.
+
+    It only scores: it is the adapted model as it was before it learned.
+
+    `gather` yields the adapter's parameters too, unchanged.
+    """
+
+    def __init__(self, adapted: Engine) -> None:
+        self._adapted = adapted
+        self.module = adapted.module
+
+    def forward(self, *inputs: object, **options: object) -> Any:
+        """Return the output of the adapted model; inside `scoring`, without the adapter."""
+        return self._adapted.forward(*inputs, **options)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Switch gradients and the adapter off during the block."""
+        with self._adapted.scoring(), adapter_off(self.module):
+            yield
+
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        """Return a context manager that yields the undivided parameters by name."""
+        return self._adapted.gather(names)
+
+    def sleep(self, weights: bool) -> None:
+        """Do nothing: the adapted model's engine sleeps by itself."""
+
+    def wake(self) -> None:
+        """Do nothing: the adapted model's engine wakes by itself."""
+
+    def share(self, role: str) -> None:
+        """Return None, because the actor's engine counts the divided tensors."""
 
 
 class Worker:

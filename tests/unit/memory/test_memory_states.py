@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll.timeline.items import Moment
 from plimsoll.timeline.tensors import Tensors, job_moments, lifetime, pinned_block, state_items
-from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
+from plimsoll.trainer.zero.settings import Counts, ZeroSizes
 from plimsoll.trainer.zero.states import zero_states
 
 MOMENTS = job_moments(

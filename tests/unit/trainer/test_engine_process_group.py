@@ -17,7 +17,7 @@ from listeners import listening
 from torch._C._distributed_c10d import TCPStore
 
 from plimsoll.machine.host import free_port, network_interface, own_address
-from plimsoll.sync.meeting import find_store, serve_store
+from plimsoll.sync.channel import find_store, serve_store
 from plimsoll.trainer.process_group import (
     Place,
     ask_cuda_for_free_memory,

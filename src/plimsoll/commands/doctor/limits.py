@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from plimsoll.cluster.ray_folder import longest_temporary, private_folder
+from plimsoll.cluster.ray_access import longest_temporary, private_folder
 from plimsoll.commands.doctor.machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, finding
 from plimsoll.run.counting import bytes_text

@@ -87,5 +87,5 @@ def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> I
 
 
 def _item(role: str, name: str, size: int, formula: str) -> Item:
-    source = "trainer/checkpoint.py; trainer/export.py"
+    source = "trainer/checkpoint.py; trainer/weights.py"
     return Item(role, "weights", name, "disk", "allocated", size, formula, source)

@@ -40,8 +40,8 @@ from plimsoll.sampler.vllm.sampler import batch_on_card
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel, HostRelay
-from plimsoll.trainer.export import AdapterFiles
 from plimsoll.trainer.process_group import kernel_limits
+from plimsoll.trainer.weights import AdapterFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
