@@ -62,7 +62,17 @@ class LocalCluster:
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error of the worker with the state of this machine."""
         what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
-        return error.with_sighting(f"{what}\n  Why: {error.incident.why}", self._sighting())
+        visible, node = own_cards(), platform.node()
+        sighting = Sighting(
+            process="local",
+            node=node,
+            card=visible[0].index if visible and self._device.type == "cuda" else None,
+            before=self._before,
+            after=read_node([os.getpid()]),
+            nodes={"local": node},
+            readings=self._readings,
+        )
+        return error.with_sighting(f"{what}\n  Why: {error.incident.why}", sighting)
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         """Leave a request to the thread that is in `wait_for`, and return its trajectories."""
@@ -146,18 +156,6 @@ class LocalCluster:
                 yield
         except OutOfMemory as error:
             raise self.memory_error(0, error) from error
-
-    def _sighting(self) -> Sighting:
-        visible = own_cards()
-        return Sighting(
-            process="local",
-            node=platform.node(),
-            card=visible[0].index if visible and self._device.type == "cuda" else None,
-            before=self._before,
-            after=read_node([os.getpid()]),
-            nodes={"local": platform.node()},
-            readings=self._readings,
-        )
 
     def close(self) -> None:
         """End the worker."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import gcd
@@ -199,9 +199,6 @@ class RayCluster:
         self.shortages = self._actors.shortages
         self.own_groups: Mapping[str, Group] = {k: self._groups[k] for k in config.own_ranks}
 
-    def _group(self, config: ClusterConfig, ranks: Sequence[Member]) -> RankGroup:
-        return RankGroup(ranks, self._wait, self._memory_error, Shortages(config.memory_halvings))
-
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
@@ -212,14 +209,17 @@ class RayCluster:
         patience = config.start_timeout
         nodes = wait_for_nodes(config, len(specs))
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
-        places = find_places(config, _claims(config, () if shared else specs), device, nodes)
+        claims = [Claim(kind, count) for kind, count in config.rank_counts.items()]
+        if specs and not shared:
+            claims.append(Claim("engines", len(specs), specs[0].rollout.parts))
+        places = find_places(config, claims, device, nodes)
         ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
-        self._groups = {
-            kind: self._group(config, rank_members(PROCESS_NAMES[kind], actors, patience))
-            for kind, actors in ranks.items()
-        }
+        for kind, actors in ranks.items():
+            named, limits = PROCESS_NAMES[kind], Shortages(config.memory_halvings)
+            numbered = rank_members(named, actors, patience)
+            self._groups[kind] = RankGroup(numbered, self._wait, self._memory_error, limits)
         groups = [group.members for group in self._groups.values()]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)
@@ -267,18 +267,14 @@ class RayCluster:
             ray.kill(member.actor)
         numbers = [self._engines.index(member) for member in dead]
         actors = [create_engine(self._homes[number]) for number in numbers]
-        started = [
-            replace(member, role=f"rollout engine {number}")
-            for number, member in zip(
-                numbers, members("rollout engine", actors, self._patience), strict=True
-            )
-        ]
-        starting = {
-            m.actor.start.remote(m.actor.prepare.remote(self._homes[number].spec)): m
-            for number, m in zip(numbers, started, strict=True)
-        }
-        for number, member in zip(numbers, started, strict=True):
+        started, starting = list[Member](), dict[Any, Member]()
+        created = members("rollout engine", actors, self._patience)
+        for number, unnamed in zip(numbers, created, strict=True):
+            member = replace(unnamed, role=f"rollout engine {number}")
+            prepared = member.actor.prepare.remote(self._homes[number].spec)
+            starting[member.actor.start.remote(prepared)] = member
             self._engines[number] = member
+            started.append(member)
         try:
             self._wait("start", starting, timeout=self._patience)
         finally:
@@ -287,13 +283,13 @@ class RayCluster:
         return [member.name for member in dead]
 
     def _wait_for_start(self, starting: Mapping[Any, Member], patience: float) -> list[Any]:
-        late, results = dict(starting), dict[Any, Any]()
+        late = dict(starting)
 
         def names() -> list[str]:
             return sorted({member.role for member in [*late.values()]})
 
         with naming_slow_starts(names, write_lines_to(sys.stdout)):
-            results.update(self._as_done("start", late, timeout=patience))
+            results = dict(self._as_done("start", late, timeout=patience))
         return [results[reference] for reference in starting]
 
     def _watch(self, started: Sequence[Member]) -> None:
@@ -433,25 +429,19 @@ class RayCluster:
         """Return the state of a failed process's node, with the last readings of all processes."""
         members, node_id = self._members_by_name(), member.host.node_id
         before = self._before.get(node_id)
+        try:
+            after = call_on_node(node_id, read_node, self._pids(node_id))
+        except PlimsollError:  # the node's driver fails; the caller is about to report an error
+            after = None
         return Sighting(
             process=next(name for name, m in members.items() if m is member),
             node=member.host.node,
             card=None if before is None else member.host.card(before),
             before=before,
-            after=self._look(node_id),
+            after=after,
             nodes={name: m.host.node for name, m in members.items()},
             readings=self._readings,
         )
-
-    def _look(self, node_id: str) -> NodeState | None:
-        """Return the state of a node; None if it does not answer or its driver fails.
-
-        Nothing is raised, because the caller is about to report another error.
-        """
-        try:
-            return call_on_node(node_id, read_node, self._pids(node_id))
-        except PlimsollError:
-            return None
 
     def close(self) -> None:
         """End all ranks and engines, and leave Ray."""
@@ -495,24 +485,30 @@ class RayCluster:
         (seconds) the wait has a limit instead of a watch for hangs, because starting processes give
         no signs of life yet.
         """
-        with self._hangs.watching(call) as wait_for_first, _leaving(pending, keep):
-            while pending:
-                watches, beside = self._watches_beside(pending.values())
-                awaited = [*pending, *watches]
-                first = (
-                    wait_for_first(awaited, beside.failed)
-                    if timeout is None
-                    else first_ended(awaited, timeout)
-                )
-                self._raise_failed(beside)
-                if first is None:
-                    raise WorkerDied(_no_answer_message(list(pending.values()), timeout))
-                if isinstance(first, Hang):
-                    raise self._hang_error(first)
-                if first in self._watches:
-                    raise self._death_error(first)
-                member = pending.pop(first)
-                yield first, None if first in keep else self._result(first, member)
+        with self._hangs.watching(call) as wait_for_first:
+            try:
+                while pending:
+                    watches, beside = self._watches_beside(pending.values())
+                    awaited = [*pending, *watches]
+                    if timeout is None:
+                        first = wait_for_first(awaited, beside.failed)
+                    else:
+                        first = first_ended(awaited, timeout)
+                    self._raise_failed(beside)
+                    if first is None:
+                        names = ", ".join(member.name for member in pending.values())
+                        logs = ", ".join(f"{m.host.log}.{{out,err}}" for m in pending.values())
+                        why = f"no answer within {timeout} s (cluster.start_timeout)"
+                        raise WorkerDied(f"{names}: {why}\n  Logs: {logs}")
+                    if isinstance(first, Hang):
+                        raise self._hang_error(first)
+                    if first in self._watches:
+                        raise self._death_error(first)
+                    member = pending.pop(first)
+                    yield first, None if first in keep else self._result(first, member)
+            finally:
+                # The results in `keep` are large, and would be fetched with their errors.
+                take_errors(reference for reference in pending if reference not in keep)
 
     def _watches_beside(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
         """Return the watches and the calls beside whose failure ends a wait for these members."""
@@ -547,19 +543,13 @@ class RayCluster:
                 raise self._death_error(ended[0]) from error
             if not isinstance(error, RayTaskError):
                 raise self._exit_error(member, _death_cause(member, error)) from error
-            first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
+            # The caller may have needed the result of a member whose call failed first.
+            process, everyone = failing_process(str(error)), (*self._ranks, *self._engines)
+            failed = (m for m in everyone if (m.host.pid, m.host.node) == process)
+            first, why = next(failed, member), f"{type(cause).__name__}: {cause}"
             if first in self._engines and says_out_of_memory(why):
                 raise self._exit_error(first, why) from error
             raise WorkerFailed(message(f"{first.name} failed", why, first.host.log)) from error
-
-    def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
-        """Return the member whose call failed first.
-
-        That may be another member than the caller, if the caller needed its result.
-        """
-        process = failing_process(str(error))
-        everyone = (*self._ranks, *self._engines)
-        return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
     def _death_error(self, watch: Any) -> PlimsollError:
         member = self._watches[watch]
@@ -602,30 +592,10 @@ class RayCluster:
         return error.with_sighting(text, self._sighting(member))
 
 
-@contextmanager
-def _leaving(pending: Mapping[Any, Member], keep: Sequence[Any]) -> Iterator[None]:
-    """At the end of the block take the errors of the calls that are still open.
-
-    The results of those in `keep` are large, and would be fetched with their errors.
-    """
-    try:
-        yield
-    finally:
-        take_errors(reference for reference in pending if reference not in keep)
-
-
 def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
-
-
-def _claims(config: ClusterConfig, engines: Sequence[EngineSpec]) -> list[Claim]:
-    """Return what the ranks, and engines with places of their own, ask of the cluster."""
-    claims = [Claim(kind, count) for kind, count in config.rank_counts.items()]
-    if engines:
-        claims.append(Claim("engines", len(engines), engines[0].rollout.parts))
-    return claims
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
@@ -641,9 +611,3 @@ def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[P
 
 def _death_cause(member: Member, error: RayError) -> str:
     return last_crash_line(member.host.log) or death_reason(str(error))
-
-
-def _no_answer_message(late: Sequence[Member], timeout: float | None) -> str:
-    names = ", ".join(member.name for member in late)
-    logs = ", ".join(f"{member.host.log}.{{out,err}}" for member in late)
-    return f"{names}: no answer within {timeout} s (cluster.start_timeout)\n  Logs: {logs}"

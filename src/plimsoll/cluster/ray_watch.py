@@ -105,24 +105,18 @@ class HangWatch:
         if self._heartbeats.now - self._asked_at < self._every:
             return None
         self._asked_at = self._heartbeats.now
-        self._listen()
-        hang = self._heartbeats.hang(allowed)
-        self._ask()
-        return hang
-
-    def _listen(self) -> None:
         ready, _ = ray.wait([*self._asked], num_returns=max(1, len(self._asked)), timeout=0)
         for reference in ready:
             member = self._asked.pop(reference)
             with suppress(RayError):  # it has died, which other calls report
                 self._heartbeats = self._heartbeats.answer(member.name, ray.get(reference))
-
-    def _ask(self) -> None:
+        hang = self._heartbeats.hang(allowed)
         late = {member.name for member in self._asked.values()}
         for member in self._members:
             self._heartbeats = self._heartbeats.ask(member.name)
             if member.name not in late:
                 self._asked[member.actor.sign.remote()] = member
+        return hang
 
 
 def take_errors(references: Iterable[Any]) -> None:
