@@ -134,7 +134,7 @@ def test_a_draft_model_takes_its_cache_from_the_engines(model: Path, tmp_path: P
         cache = vllm._llm.vllm_config.cache_config
         found = loop.run(vllm.generate(Request(PROMPTS, 1, sampling, seed=2)))
     assert cache.num_gpu_blocks == 2**28 // (cache.block_size * priced.kv_token)
-    alone = VllmSampler(base).kv_token
+    alone = VllmSampler(**vars(base)).kv_token
     assert cache.num_gpu_blocks < 2**28 // (cache.block_size * alone)
     for trajectory in found:
         wanted = expected(model, trajectory, sampling)

@@ -206,6 +206,11 @@ class TransformersEngine:
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
         ends = self._decoder.ending(sampling).tokens
         recorder = Recorder(sampling, tokens.shape[1], torch.tensor(ends, device=self._spec.device))
+        stopping = StoppingCriteriaList()
+        if min(limits) < max(limits):
+            stopping.append(EndAtLimit(limits, tokens.shape[1]))
+        if self._decoder.ending(sampling).strings:
+            stopping.append(StopStrings(self._decoder, sampling, tokens.shape[1]))
         # Only the engine's card: torch warns if it has to fork the generators of several cards.
         cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(cards):
@@ -221,17 +226,13 @@ class TransformersEngine:
                 eos_token_id=list(ends),
                 pad_token_id=self._pad_token,
                 logits_processor=LogitsProcessorList([recorder]),
-                stopping_criteria=self._stopping(sampling, limits, tokens.shape[1]),
+                stopping_criteria=stopping,
             )
         responses = output[:, tokens.shape[1] :]
         logprobs = recorder.finish(output)
         trajectories = [
             self._trajectory(
-                prompts[i],
-                i % request.responses,
-                responses[i, :most],
-                logprobs[i],
-                sampling,
+                prompts[i], i % request.responses, responses[i, :most], logprobs[i], sampling
             )
             for i, most in enumerate(limits)
         ]
@@ -241,23 +242,8 @@ class TransformersEngine:
     def _pad_token(self) -> int:
         return self._decoder.end_tokens[0] if self._decoder.end_tokens else 0
 
-    def _stopping(
-        self, sampling: SamplingConfig, limits: Sequence[int], prompt_tokens: int
-    ) -> StoppingCriteriaList:
-        criteria = StoppingCriteriaList()
-        if min(limits) < max(limits):
-            criteria.append(EndAtLimit(limits, prompt_tokens))
-        if self._decoder.ending(sampling).strings:
-            criteria.append(StopStrings(self._decoder, sampling, prompt_tokens))
-        return criteria
-
     def _trajectory(
-        self,
-        prompt: Prompt,
-        sample: int,
-        row: Tensor,
-        logprobs: Tensor,
-        sampling: SamplingConfig,
+        self, prompt: Prompt, sample: int, row: Tensor, logprobs: Tensor, sampling: SamplingConfig
     ) -> Trajectory:
         tokens = row.cpu().numpy().astype(np.int64)
         length, stopped = self._length(tokens, sampling)

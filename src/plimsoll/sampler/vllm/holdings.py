@@ -154,13 +154,21 @@ def card_items(
         sampling = frozenset(m for m in with_cache if m.phase != "load")
         held.append(Allocation(_verifying(sampler), sampling))
     if asleep:
-        held.append(Allocation(_residue(sampler.vllm.parts, context), asleep))
+        cards = sampler.vllm.parts
+        residue = _RESIDUE if cards == 1 else _RESIDUE_PARALLEL
+        words = (
+            f"{residue:,} bytes that a sleeping engine of {plural(cards, 'card')} keeps on each, "
+            "its CUDA context among them"
+        )
+        source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"
+        left = _item("sleep residue", "device", max(0, residue - context), words, source)
+        held.append(Allocation(left, asleep))
     return tuple(held)
 
 
 def _is_asleep(sampler: VllmSampler, moment: Moment) -> bool:
     """Return whether an engine sleeps: while ranks work, and longer if they sleep in their turn."""
-    for_ranks = sampler.base.ranks_sleep and is_for_ranks(moment)
+    for_ranks = sampler.ranks_sleep and is_for_ranks(moment)
     return sampler.vllm.sleeps and (moment.phase in ASLEEP or for_ranks)
 
 
@@ -210,16 +218,6 @@ def _weights_words(sampler: VllmSampler) -> str:
     return words + f", in a stage of {sampler.stage_shape.layers} layers" * _has_stages(sampler)
 
 
-def _residue(cards: int, context: int) -> Item:
-    residue = _RESIDUE if cards == 1 else _RESIDUE_PARALLEL
-    words = (
-        f"{residue:,} bytes that a sleeping engine of {plural(cards, 'card')} keeps on each, "
-        "its CUDA context among them"
-    )
-    source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"
-    return _item("sleep residue", "device", max(0, residue - context), words, source)
-
-
 def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """Yield the memory of a vLLM worker on the host: items, and the moments of each.
 
@@ -235,7 +233,7 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
     words = f"{gib:g} GiB asked for" + _FEWEST_WORDS * _has_stages(sampler)
     yield Allocation(_cache("host", cpu_cache(sampler), words), moments)
     if room := sampler.adapter_room:
-        words = f"{element} bytes x rank {sampler.base.adapter_rank} x inputs and outputs"
+        words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
     words = f"the logits of {vllm.max_sequences} sequences, or the MLP of the largest batch"
     computing = frozenset(
@@ -324,10 +322,8 @@ def _tensors(shape: ModelShape, sampler: VllmSampler, narrow: float) -> Iterator
     for tensor in parameter_tensors(merged):
         if tensor.elements:  # 0 in a stage without a table
             element = narrow if tensor.elements in matrices else sampler.element
-            yield (
-                int(element * -(-tensor.elements // parallel)),
-                tensor.parameters // tensor.elements,
-            )
+            size = int(element * -(-tensor.elements // parallel))
+            yield size, tensor.parameters // tensor.elements
     for tensor in shape.other_tensors:
         yield tensor.elements * sampler.element, tensor.parameters // tensor.elements
 

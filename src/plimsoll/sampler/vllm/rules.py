@@ -123,22 +123,16 @@ def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
     vllm, sampling = _vllm(spec), spec.sampling
     assert sampling is not None
     at, placement = Section("", spec.config), sampling.rollout.placement
-    yield from _separate_adapter(spec)
+    if vllm.takes_adapter_alone:
+        for obstacle, instead in _against_separate(spec):
+            fix = f"rollout.vllm.adapter: merged, or {instead}"
+            yield at.conflict("rollout.vllm.adapter", obstacle, fix, "adapter-separate")
     if vllm.sleeps and placement != "shared":
         why = "Only engines that share the ranks' cards have a reason to sleep; "
         why += f"rollout.placement is {placement}."
         fix = "rollout.vllm.sleep_level: 0, or rollout.placement: shared"
         yield at.conflict("rollout.vllm.sleep_level", why, fix, "sleep-not-shared")
     yield from check_arguments(vllm)
-
-
-def _separate_adapter(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Refuse `rollout.vllm.adapter: separate` where the adapter cannot be sent alone."""
-    if _vllm(spec).takes_adapter_alone:
-        for obstacle, instead in _against_separate(spec):
-            fix = f"rollout.vllm.adapter: merged, or {instead}"
-            at = Section("", spec.config)
-            yield at.conflict("rollout.vllm.adapter", obstacle, fix, "adapter-separate")
 
 
 def _against_separate(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
@@ -188,29 +182,18 @@ def _model(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         why = f"It must divide the {heads} attention heads of {path}."
         fix = f"one of {', '.join(divisors)}"
-        yield conflict(
-            "rollout.vllm.tensor_parallel",
-            str(vllm.tensor_parallel),
-            why,
-            fix,
-            code="tensor-parallel",
-        )
+        setting, given = "rollout.vllm.tensor_parallel", str(vllm.tensor_parallel)
+        yield conflict(setting, given, why, fix, code="tensor-parallel")
     stages, layers = vllm.pipeline_parallel, model.get("num_hidden_layers")
     if isinstance(layers, int) and stages > layers:
         why = f"Each stage has at least one of the {layers} layers of {path}."
         fix = f"at most {layers}"
-        yield conflict(
-            "rollout.vllm.pipeline_parallel", str(stages), why, fix, code="pipeline-parallel"
-        )
-    if _is_on_cpu(spec) and size is not None and size not in CPU_HEAD_SIZES:
+        setting = "rollout.vllm.pipeline_parallel"
+        yield conflict(setting, str(stages), why, fix, code="pipeline-parallel")
+    if spec.cluster.device == "cpu" and size is not None and size not in CPU_HEAD_SIZES:
         why = f"Its attention heads are {size} wide, and {against_cpu_heads()}."
         fix = f"{OTHER_ENGINE}, or a model with other heads"
         yield conflict(key, show(path), why, fix, code="vllm-head-size")
-
-
-def _is_on_cpu(spec: RunSpec[Any]) -> bool:
-    """Return whether the run computes on the CPU."""
-    return spec.cluster.device == "cpu"
 
 
 def _files(spec: RunSpec[Any]) -> Iterator[Problem]:
