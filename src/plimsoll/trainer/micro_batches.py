@@ -35,23 +35,6 @@ def score(
     return [pack_values.cpu().numpy() for pack_values in pack_scores]
 
 
-class Numbered:
-    """Packs that remember which of them was taken last.
-
-    Attributes:
-        last: The number of this pack, from 0; -1 before the first.
-    """
-
-    def __init__(self, packs: Sequence[Pack]) -> None:
-        self._packs = packs
-        self.last = -1
-
-    def __iter__(self) -> Iterator[Pack]:
-        for number, pack in enumerate(self._packs):
-            self.last = number
-            yield pack
-
-
 def losses(
     engine: Engine,
     packs: Iterable[Pack],

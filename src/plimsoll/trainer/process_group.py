@@ -108,14 +108,6 @@ def prepare_environment(place: Place) -> None:
     torch.set_num_threads(place.threads)
 
 
-def _common_store(place: Place) -> Store:
-    """Return the store in which the ranks find one another; a single rank needs no network."""
-    if place.ranks == 1:
-        return HashStore()
-    meet = serve_store if place.rank == 0 else find_store
-    return meet(place.address, place.port, place.ranks)
-
-
 def join(place: Place) -> torch.device:
     """Join the process group, and return the rank's device; block until all ranks have come."""
     prepare_environment(place)
@@ -125,9 +117,13 @@ def join(place: Place) -> torch.device:
         if not user_settings():
             expand_segments(True)
     if not dist.is_initialized():
+        store: Store = HashStore()  # a single rank needs no network
+        if place.ranks > 1:
+            meet = serve_store if place.rank == 0 else find_store
+            store = meet(place.address, place.port, place.ranks)
         dist.init_process_group(
             "nccl" if place.device == "cuda" else "gloo",
-            store=_common_store(place),
+            store=store,
             rank=place.rank,
             world_size=place.ranks,
             timeout=PATIENCE,
@@ -237,10 +233,8 @@ class Vote:
         against, distance = own, 1
         while distance < self._ranks:
             sent, heard = torch.tensor(int(against)), torch.tensor(0)
-            to, source = (
-                (self._rank + distance) % self._ranks,
-                (self._rank - distance) % self._ranks,
-            )
+            to = (self._rank + distance) % self._ranks
+            source = (self._rank - distance) % self._ranks
             sending = dist.isend(sent, to, self._group)
             dist.recv(heard, source, self._group)
             assert sending is not None, "a rank that is not in the group"

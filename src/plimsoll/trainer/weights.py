@@ -10,7 +10,6 @@ for a tensor with the head's name.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -119,7 +118,7 @@ def plan_buckets(
         wanted = weights_of_layers(layers)
         blocks = (names for names in blocks if any(plain_name(n) in wanted for n in names))
     for names in blocks:
-        sizes = [_plain_bytes(engine.module.get_parameter(name)) for name in names]
+        sizes = [_frame(engine.module.get_parameter(name)).nbytes for name in names]
         together = sum(sizes) <= bucket_bytes
         for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
             needed = sum(sizes) if together and place == 0 else size
@@ -199,11 +198,6 @@ def _with_ties(
     tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
     all_weights = {**weights, **tied}
     return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
-
-
-def _plain_bytes(parameter: nn.Parameter) -> int:
-    """Return the bytes of the undivided parameter, dequantised if it is quantised."""
-    return math.prod(plain_shape(parameter)) * parameter.element_size()
 
 
 def plan_rehearsals(engine: Engine) -> tuple[Rehearsal, ...]:

@@ -39,7 +39,7 @@ from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.checkpoint import CheckpointFile, write_files
 from plimsoll.trainer.memory import explain_shortage, read_memory
-from plimsoll.trainer.micro_batches import Numbered, learn, losses, measure, score
+from plimsoll.trainer.micro_batches import learn, losses, measure, score
 from plimsoll.trainer.objectives import DistillationObjective, TeacherForward, teacher_forward
 from plimsoll.trainer.process_group import PeerFailed, Place, Vote, join, leave
 from plimsoll.trainer.protocol import (
@@ -151,6 +151,7 @@ class Worker:
         self._outlet: Outlet | None = None
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
         self._vote = Vote(place)
+        self._pack = -1  # the number of the micro-batch that was taken last; -1 before the first
         self.ends = 0
 
     def do(self, method: str, *arguments: object) -> Any:
@@ -325,14 +326,14 @@ class Worker:
                 ranks cannot leave the step.
             PlimsollError: As `train`.
         """
-        engine, numbered = self._trained_engine(role), Numbered(packs)
+        engine, self._pack = self._trained_engine(role), -1
         error: OutOfMemory | None = None
         try:
             with (
                 engine.guard_collectives(self._vote.collective),
                 explain_shortage(self._device, lambda: role, self.shares),
             ):
-                metrics = self._learn(role, numbered, streams, counts, objective)
+                metrics = self._learn(role, packs, streams, counts, objective)
             self._vote.in_favour()
         except PeerFailed:
             pass
@@ -347,7 +348,7 @@ class Worker:
         engine.abandon_step()
         gc.collect()
         self.give_back()
-        return Abandoned() if error is None else Abandoned(error, numbered.last)
+        return Abandoned() if error is None else Abandoned(error, self._pack)
 
     def _learn(
         self,
@@ -359,7 +360,11 @@ class Worker:
     ) -> dict[str, float]:
         """Add up the gradients of a step; return the rank's share of its metrics."""
         engine = self._trained_engine(role)
-        self._seed_step(role, engine)
+        # Seed torch (dropout) from the role's seed, the step and the rank. Nothing else goes into
+        # the seed, so a resumed run draws the same numbers.
+        steps = engine.steps.taken + engine.steps.skipped
+        seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
         pack_streams: Sequence[Any] = self._distillation if streams is None else streams
         counted = self._counted(packs)
         return learn(engine, losses(engine, counted, pack_streams, counts, objective, self._device))
@@ -396,18 +401,10 @@ class Worker:
 
     def _counted(self, packs: Iterable[Pack]) -> Iterator[Pack]:
         """Yield the packs, and count each as ended when the next is asked for."""
-        for pack in packs:
+        for number, pack in enumerate(packs):
+            self._pack = number
             yield pack
             self.ends += 1
-
-    def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
-        """Seed torch for one optimizer step (dropout) from the role's seed, the step and the rank.
-
-        Nothing else goes into the seed, so a resumed run draws the same numbers.
-        """
-        steps = engine.steps.taken + engine.steps.skipped
-        seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
-        torch.manual_seed(int(seeds.generate_state(1)[0]))
 
     def weight_plan(
         self,

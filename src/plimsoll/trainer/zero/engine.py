@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -217,15 +217,14 @@ class ZeroEngine:
         rows = {kind: [*map(self._readable, tensors)] for kind, tensors in kept.items()}
         yield from row_files(rows, masters.parts, self._place.rank)
         if self._has_block_moments:
-            states = [masters.optimizer.state[master] for master in masters.tensors]
-            yield block_file([self._readable_state(s) for s in states], self._place.rank)
+            states = (masters.optimizer.state[master] for master in masters.tensors)
+            tensors = [{k: v for k, v in s.items() if isinstance(v, Tensor)} for s in states]
+            readable = [{k: self._readable(v) for k, v in held.items()} for held in tensors]
+            yield block_file(readable, self._place.rank)
 
     def _readable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that can be read; if it is asleep, its copy on the host."""
         return self._states_asleep.readable(self._weights_asleep.readable(tensor))
-
-    def _readable_state(self, state: Mapping[str, object]) -> dict[str, object]:
-        return {k: self._readable(v) if isinstance(v, Tensor) else v for k, v in state.items()}
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:

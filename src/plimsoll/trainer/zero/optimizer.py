@@ -174,16 +174,11 @@ def begin_moments(
             state.clear()
         elif not state:
             state |= {name: torch.zeros_like(master.data, dtype=dtype) for name in MOMENTS}
-        if state:
-            state["step"] = _count(optimizer, master, updates)
+        if state:  # the number of updates, for the bias correction, is a tensor in torch's AdamW
+            is_torch = isinstance(optimizer, torch.optim.AdamW)
+            step = torch.tensor(float(updates), device=master.device) if is_torch else updates
+            state["step"] = step
     return moment_rows(optimizer, masters)
-
-
-def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:
-    """Return the number of updates, for the bias correction, in the optimizer's type."""
-    if isinstance(optimizer, torch.optim.AdamW):
-        return torch.tensor(float(updates), device=master.device)
-    return updates
 
 
 def offer_ninja() -> None:

@@ -22,7 +22,6 @@ from plimsoll.timeline.tensors import Life, Tensors
 from plimsoll.timeline.turns import states_asleep, weights_asleep
 from plimsoll.trainer.price import (
     CHECKPOINT_FILE,
-    Outgoing,
     RoleWork,
     SavedBytes,
     TrainedTensors,
@@ -69,27 +68,20 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sending: Sending | None)
     settings: Any = deepspeed_settings(role, device, work.ranks)
     sizes = zero_sizes(settings, work.ranks)
     counts, adapted = trained_counts(role, shape, work.head, sizes), role.adapter is not None
-    tensors = [
-        *zero_states(counts, sizes, device),
-        *_average_and_buffers(counts, sizes, role, work),
-    ]
+    tensors = [*zero_states(counts, sizes, device)]
+    tensors += _average_and_buffers(counts, sizes, role, work)
     tensors += norm_copies(counts, sizes, device)
     if device == "cpu":
         tensors += cpu_copies(counts, sizes, role.optimizer)
     tensors += loading_tensors(shape, counts.element, counts.quantized, device)
     if work.name == "actor":
-        outgoing = _outgoing(counts, sizes, adapted)
-        tensors += outgoing_tensors(outgoing, device, sending, work.first)
+        trained = counts.trained * counts.element
+        every = trained + counts.frozen * counts.element + counts.quantized // 2
+        saved, gathers = trained if adapted else every, sizes.stage == 3 and sizes.ranks > 1
+        tensors += outgoing_tensors(work, sending, saved=saved, every=every, gathers=gathers)
     tensors = [*with_sleep(tensors, sizes, role, work)]
     whole = BOTH_TABLES if role.adapter is None else role.adapter.modules_to_save
     return TrainedTensors(tuple(tensors), layers_left(shape, counts.trained, sizes, whole))
-
-
-def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
-    """Return the bytes of the weights that one rank saves or sends."""
-    trained = counts.trained * counts.element
-    all_bytes = trained + counts.frozen * counts.element + counts.quantized // 2
-    return Outgoing(trained, all_bytes, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
 
 
 def _average_and_buffers(
@@ -149,17 +141,10 @@ def _whole_model(role: FrozenRole, counts: Counts, work: RoleWork) -> Iterator[T
         yield from copies
         return
     yield from (replace(tensor, life="scoring") for tensor in copies)
+    source = "trainer/zero/frozen.py: each parameter pinned by itself"
+    host = Tensors("weights", "weights in host memory", "parameters", 0, counts.element, source)
     for tensors in parameter_tensors(work.shape, work.head == "value"):
-        yield Tensors(
-            "weights",
-            "weights in host memory",
-            "parameters",
-            tensors.parameters,
-            counts.element,
-            "trainer/zero/frozen.py: each parameter pinned by itself",
-            where="host",
-            pinned=tensors.elements,
-        )
+        yield replace(host, elements=tensors.parameters, where="host", pinned=tensors.elements)
 
 
 def _frozen_settings(role: FrozenRole) -> FrozenZeroConfig:

@@ -31,23 +31,19 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
     losses are divided by global counts before they come here, hence no scaling of any kind.
     """
     zero = role.settings_of(ZeroConfig)
+    narrow = zero.state_dtype == "bfloat16"
     return {
         **_common(ranks),
         "managed_gradient_accumulation": False,
         "gradient_clipping": role.optimizer.max_grad_norm,
-        "bf16": _bfloat16(role),
+        "bf16": {
+            "enabled": role.model.dtype == "bfloat16",
+            "bf16_master_weights_and_grads": narrow,
+            "bf16_optimizer_states": narrow,
+        },
         "zero_optimization": zero_settings(zero, device, ranks),
         "zero_allow_untested_optimizer": True,
         "data_types": {"grad_accum_dtype": _SHORT[zero.gradient_dtype]},
-    }
-
-
-def _bfloat16(role: TrainedRole) -> dict[str, object]:
-    narrow = role.settings_of(ZeroConfig).state_dtype == "bfloat16"
-    return {
-        "enabled": role.model.dtype == "bfloat16",
-        "bf16_master_weights_and_grads": narrow,
-        "bf16_optimizer_states": narrow,
     }
 
 
@@ -255,8 +251,7 @@ def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
 
     The choice is made in runtime/engine.py, _do_optimizer_sanity_check.
     """
-    wide = counts.element == 2 and sizes.accumulate == 4
-    return sizes.stage == 1 and wide and not sizes.offload
+    return sizes.stage == 1 and is_compact(counts, sizes) and not sizes.offload
 
 
 def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:

@@ -81,14 +81,9 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     for name, of, elements, each in kinds:
         block = -(-elements // ranks) if pinned else 0
         yield Tensors("weights", name, of, elements, each, source, ranks, where, pinned=block)
-    yield Tensors(
-        "weights",
-        "scales of 4-bit weights",
-        "parameters in 4 bits",
-        counts.quantized,
-        counts.scales,
-        "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO",
-    )
+    name, of = "scales of 4-bit weights", "parameters in 4 bits"
+    source = "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO"
+    yield Tensors("weights", name, of, counts.quantized, counts.scales, source)
     if divided and (ranks > 1 or sizes.offload_weights):
         yield from _gathered_weights(counts, sizes)
 
@@ -303,20 +298,17 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Te
 
 def _gradients_from_host(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
     """Yield the copy of one offloaded gradient, made when the norm is taken."""
+    name = "gradient from the host"
     if not sizes.offload:
         return
     if sizes.stage == 3 and device == "cuda":
-        yield _norm_tensors(
-            "gradient from the host", largest_share(counts, sizes), sizes.accumulate
-        )
+        yield _norm_tensors(name, largest_share(counts, sizes), sizes.accumulate)
     if sizes.stage < 3 and not is_compact(counts, sizes):
-        yield _norm_tensors("gradient from the host", counts.largest, counts.element)
+        yield _norm_tensors(name, counts.largest, counts.element)
 
 
 def _norm_tensors(name: str, elements: int, each: int) -> Tensors:
-    return Tensors(
-        "gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming"
-    )
+    return Tensors("gradients", name, _LARGEST, elements, each, _SOURCE, life="norming")
 
 
 def second_copy(counts: Counts, ranks: int) -> Tensors:
@@ -326,16 +318,9 @@ def second_copy(counts: Counts, ranks: int) -> Tensors:
     divided again after their first use (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py,
     _partition_param_sec).
     """
-    return Tensors(
-        "weights",
-        "second copy of weights",
-        "parameters",
-        counts.stored,
-        counts.element,
-        "ZeRO++, arXiv 2306.10209, section 3.2",
-        ranks,
-        life="stepped",
-    )
+    name, of, size = "second copy of weights", "parameters", counts.stored
+    source = "ZeRO++, arXiv 2306.10209, section 3.2"
+    return Tensors("weights", name, of, size, counts.element, source, ranks, life="stepped")
 
 
 def cpu_copies(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
@@ -343,65 +328,30 @@ def cpu_copies(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> 
 
     GPU kernels and NCCL do without them.
     """
+    trained, ranks, each = counts.trained, sizes.ranks, counts.element
     if sizes.stage in (1, 2) and not sizes.offload and not is_bf16_optimizer(counts, sizes):
-        yield _first_gradients(counts, sizes)
+        # They exist beside the flat copy of the weights: it is free by then, but the heap keeps it
+        # for a second.
+        name, of = "zeros for gradients", "trained parameters"
+        source = "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: "
+        source += "3M to 120M parameters, the flat copy still resident"
+        zeros = Tensors("gradients", name, of, trained, sizes.master, source, ranks)
+        yield replace(zeros, where="host", life="building")
     if optimizer.kind == "adamw_8bit":
-        yield _eight_bit_step(counts, sizes)
+        # The optimizer's largest tensor is a weight at stage 0, a sub-group of the rank's share at
+        # stage 3, and the rank's share at other stages.
+        elements = counts.largest if sizes.stage == 0 else -(-trained // ranks)
+        if sizes.stage == 3:
+            elements = min(elements, sizes.sub_group)
+        name, of = "copies for 8-bit AdamW", "of the largest of the optimizer's tensors"
+        source = "bitsandbytes, backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu"
+        copies = Tensors("buffers", name, of, elements, _WRITTEN_OUT, source)
+        yield replace(copies, where="host", life="stepping")
     if sizes.stage == 3:
-        yield Tensors(
-            "buffers",
-            "gloo's copy to reduce",
-            "gradients",
-            max(min(sizes.bucket, counts.trained), counts.largest),
-            counts.element,
-            "PyTorch, ProcessGroupGloo.cpp: reduce_scatter_tensor reduces a clone of its input",
-            where="host",
-            life="reducing",
-        )
-
-
-def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """Return the zeros for gradients, made while the engine is built.
-
-    They exist beside the flat copy of the weights: it is free by then, but the heap keeps it for a
-    second.
-    """
-    source = (
-        "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: 3M to "
-        "120M parameters, the flat copy still resident"
-    )
-    return Tensors(
-        "gradients",
-        "zeros for gradients",
-        "trained parameters",
-        counts.trained,
-        sizes.master,
-        source,
-        sizes.ranks,
-        where="host",
-        life="building",
-    )
-
-
-def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
-    """Return the fp32 copies that 8-bit AdamW makes of the optimizer's largest tensor.
-
-    That tensor is a weight at stage 0, a sub-group of the rank's share at stage 3, and the rank's
-    share at other stages.
-    """
-    elements = counts.largest if sizes.stage == 0 else -(-counts.trained // sizes.ranks)
-    if sizes.stage == 3:
-        elements = min(elements, sizes.sub_group)
-    return Tensors(
-        "buffers",
-        "copies for 8-bit AdamW",
-        "of the largest of the optimizer's tensors",
-        elements,
-        _WRITTEN_OUT,
-        "bitsandbytes, backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu",
-        where="host",
-        life="stepping",
-    )
+        elements = max(min(sizes.bucket, trained), counts.largest)
+        source = "PyTorch, ProcessGroupGloo.cpp: reduce_scatter_tensor reduces a clone of its input"
+        clone = Tensors("buffers", "gloo's copy to reduce", "gradients", elements, each, source)
+        yield replace(clone, where="host", life="reducing")
 
 
 BOTH_TABLES = ("embed_tokens", "lm_head")
