@@ -36,7 +36,7 @@ class LocalCluster:
         self, specs: Sequence[EngineSpec], threads: int, device: Device, memory_halvings: int = 0
     ) -> None:
         self._before = read_node([os.getpid()])
-        place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
+        place = Place(0, 1, "127.0.0.1", free_port(), device, threads)
         self._device = place.torch_device
         self._readings: dict[str, Reading] = {}
         self._questions: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -125,10 +125,8 @@ class LocalCluster:
 
         Returns the first engine's result for each set of arguments.
         """
-        return [
-            self.engines_do(receive, self._do(gather, *gather_arguments))[0]
-            for gather_arguments in arguments
-        ]
+        gathered = (self._do(gather, *gather_arguments) for gather_arguments in arguments)
+        return [self.engines_do(receive, result)[0] for result in gathered]
 
     def responses_per_request(self) -> int:
         """Return how many responses engines want in one request, if prompts suffice."""

@@ -72,7 +72,7 @@ _STOP_SECONDS = 10.0
 """How long engines may take to end their own processes."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RankGroup:
     """A `Group` of Ray actors.
 
@@ -98,20 +98,14 @@ class RankGroup:
 
     def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
-        calls = self._begin(task, [own for own in per_stream for _ in range(self.shards)])
+        per_rank = [own for own in per_stream for _ in range(self.shards)]
+        pairs = zip(self.members, per_rank, strict=True)
+        calls = {m.actor.call.remote(task.__name__, *own): m for m, own in pairs}
         return Pending(lambda: self.wait(task.__name__, calls)[:: self.shards])
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
-        return self.wait(task.__name__, self._begin(task, [arguments] * len(self.members)))
-
-    def _begin(
-        self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]
-    ) -> dict[Any, Member]:
-        return {
-            member.actor.call.remote(task.__name__, *own): member
-            for member, own in zip(self.members, arguments, strict=True)
-        }
+        return self.wait(task.__name__, _calls(self.members, task, *arguments))
 
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a stream's rank has returned, with what is seen of the rank."""
@@ -164,12 +158,13 @@ class _OpenCalls:
         return ended or not self.pending
 
 
-class RayCluster:
-    """A `Cluster` of Ray actors."""
+class RayCluster(RankGroup):
+    """A `Cluster` of Ray actors, which is the group of the actor's ranks itself."""
 
     def __init__(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
+        super().__init__((), self._wait, self._memory_error, Shortages(config.memory_halvings))
         self.engines = len(specs)
         most = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
@@ -195,8 +190,6 @@ class RayCluster:
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
-        self._actors = self._groups["actor"]
-        self.shortages = self._actors.shortages
         self.own_groups: Mapping[str, Group] = {k: self._groups[k] for k in config.own_ranks}
 
     def _start_members(
@@ -217,11 +210,12 @@ class RayCluster:
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
         for kind, actors in ranks.items():
-            named, limits = PROCESS_NAMES[kind], Shortages(config.memory_halvings)
-            numbered = rank_members(named, actors, patience)
-            self._groups[kind] = RankGroup(numbered, self._wait, self._memory_error, limits)
+            shortages = Shortages(config.memory_halvings)
+            group = RankGroup((), self._wait, self._memory_error, shortages)
+            self._groups[kind] = self if kind == "actor" else group
+            self._groups[kind].members = rank_members(PROCESS_NAMES[kind], actors, patience)
         groups = [group.members for group in self._groups.values()]
-        self._ranks = [member for group in groups for member in group]
+        self._ranks = [member for members_of_group in groups for member in members_of_group]
         self._watch(self._ranks)
         if shared:
             homes = shared_homes(specs, self._ranks)
@@ -229,16 +223,13 @@ class RayCluster:
         self._homes = homes
         self._before = self._read_nodes(patience)
         starting = {m.actor.prepare.remote(): m for m in self._ranks}
-        starting |= {
-            member.actor.start.remote(place): member
-            for group in groups
-            for member, place in zip(group, _places(group, device, threads), strict=True)
-        }
+        for members_of_group in groups:
+            places_of_group = _places(members_of_group, device, threads)
+            for member, place in zip(members_of_group, places_of_group, strict=True):
+                starting[member.actor.start.remote(place)] = member
         self._engines = members("rollout engine", engines, patience)
-        prepared = {
-            member: member.actor.prepare.remote(spec)
-            for member, spec in zip(self._engines, specs, strict=True)
-        }
+        with_specs = zip(self._engines, specs, strict=True)
+        prepared = {member: member.actor.prepare.remote(spec) for member, spec in with_specs}
         if shared:  # vLLM counts as its own what the ranks put on its card while it measures
             self._wait_for_start(starting, patience)
             starting = {}
@@ -295,29 +286,11 @@ class RayCluster:
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
-        """Begin a method of `Worker` on every rank of the actor; see `Group`."""
-        return self._actors.call(task, per_stream)
-
-    def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        """Call a method of `Worker` on every rank of the actor with the same arguments."""
-        return self._actors.all(task, *arguments)
-
-    @property
-    def streams(self) -> int:
-        """The number of data-parallel shares of the actor."""
-        return self._actors.streams
-
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank of the actor, in a thread beside other calls."""
         name = task.__name__
-        members = self._actors.members
-        calls = {m.actor.call_beside.remote(name, *arguments): m for m in members}
+        calls = {m.actor.call_beside.remote(name, *arguments): m for m in self.members}
         return self._wait(name, calls)
-
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
-        """Return an error that a rank of the actor has returned, with what is seen of the rank."""
-        return self._actors.memory_error(stream, error)
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         """Send a request to an engine and return its trajectories; see `Cluster`."""
@@ -375,7 +348,7 @@ class RayCluster:
             if gathered:
                 receiving = _calls(self._engines, receive, *gathered)
             if gather_arguments is not None:
-                gathering = _calls(self._actors.members, gather, *gather_arguments)
+                gathering = _calls(self.members, gather, *gather_arguments)
             # The results stay in the object store: engines fetch them from there, not from here.
             references = [*gathering]
             gathered = [references[rank] for rank in senders] if references else []
@@ -606,7 +579,7 @@ def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[P
     per_node = gcd(*on_nodes.values())
     for rank in range(len(group)):
         first = group[0].host
-        yield Place(rank, len(group), 0, first.node, first.port, device, threads, per_node)
+        yield Place(rank, len(group), first.node, first.port, device, threads, per_node)
 
 
 def _death_cause(member: Member, error: RayError) -> str:

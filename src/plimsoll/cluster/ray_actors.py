@@ -206,15 +206,9 @@ def _prepare_process(directory: str) -> None:
 
 
 def _own_host(shared_cards: tuple[str, ...] = ()) -> Host:
-    context = ray.get_runtime_context()
-    return Host(
-        os.getpid(),
-        ray.util.get_node_ip_address(),
-        free_port(),
-        _own_log(),
-        context.get_node_id(),
-        shared_cards or tuple(context.get_accelerator_ids()["GPU"]),
-    )
+    context, address = ray.get_runtime_context(), ray.util.get_node_ip_address()
+    cards = shared_cards or tuple(context.get_accelerator_ids()["GPU"])
+    return Host(os.getpid(), address, free_port(), _own_log(), context.get_node_id(), cards)
 
 
 def _own_log() -> str:

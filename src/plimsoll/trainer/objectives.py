@@ -1,5 +1,8 @@
 """The objectives that roles learn: a forward of one micro-batch, and its share of the loss.
 
+Functions beside them do so for a rank's micro-batches, one after another: they compute scores, or
+losses and gradients.
+
 An objective is a frozen dataclass that is sent to the ranks with every optimizer step. One stream
 goes with it for each micro-batch: the micro-batch's data besides its tokens. `Worker.train` accepts
 any object with the method `loss` of `protocol.Objective`.
@@ -7,10 +10,11 @@ any object with the method `loss` of `protocol.Objective`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -45,14 +49,19 @@ from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
+from plimsoll.machine.faults import fault_point, fault_value
 from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.model.policy import PackTensors, TeacherModel
 from plimsoll.model.sending import keep_on_host
 from plimsoll.model.token_logprobs import Imitation
 from plimsoll.model.value import at_ends, at_marks
-from plimsoll.records import Bools, Floats, Pack
-from plimsoll.trainer.protocol import Engine, PackToLearn
+from plimsoll.records import BatchCounts, Bools, Floats, Pack
+from plimsoll.trainer.protocol import Engine, Objective, PackToLearn, TrainedEngine
+
+S = TypeVar("S")
+Shares = dict[str, list[torch.Tensor | float]]
+"""For each metric's name, the shares of the micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -164,12 +173,9 @@ class PreferenceObjective:
             lengths=in_pairs(pack.cu_loss_tokens.diff().float()),
             pairs=micro_batch.counts.sequences // 2,
         )
-        return preference_objective(
-            inputs,
-            in_pairs(sent["reference_S"]) if sent else None,
-            preference_loss(self.preference_loss),
-            self.nll_weight,
-        )
+        reference = in_pairs(sent["reference_S"]) if sent else None
+        loss = preference_loss(self.preference_loss)
+        return preference_objective(inputs, reference, loss, self.nll_weight)
 
 
 @dataclass(frozen=True)
@@ -237,9 +243,8 @@ class FeedbackObjective:
         pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
         reference_S = sent["reference_logprobs_S"]
-        logratios_S = (
-            logprobs_S[: len(reference_S)] - reference_S
-        )  # a filler is the only sequence of its pack
+        # A filler is the only sequence of its pack.
+        logratios_S = logprobs_S[: len(reference_S)] - reference_S
         inputs = FeedbackLossInputs(logratios_S, sent["desirable_S"], self.kl, self.labels)
         return feedback_loss(self.feedback_loss)(inputs)
 
@@ -326,3 +331,74 @@ class ValueObjective:
         values_L = engine.forward(pack)
         inputs = ValueLossInputs(values_L=values_L, **sent, counts=micro_batch.counts)
         return value_loss(inputs, self.clip)
+
+
+def score(
+    engine: Engine,
+    packs: Iterable[Pack],
+    forward: Callable[[PackTensors], Tensor],
+    device: torch.device,
+) -> list[Floats]:
+    """Return the result of `forward` for each pack: fp32, in host memory, without gradients.
+
+    `forward` calls the engine's `forward`.
+    """
+    with engine.scoring():
+        pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
+    # Read scores only after the last forward: see `_totals`.
+    return [pack_values.cpu().numpy() for pack_values in pack_scores]
+
+
+def losses(
+    engine: Engine,
+    packs: Iterable[Pack],
+    streams: Sequence[S],
+    counts: BatchCounts,
+    objective: Objective[S],
+    device: torch.device,
+) -> Iterator[LossOutput]:
+    """Yield the loss and metrics of each pack, computed when the caller asks for them.
+
+    `streams`: one per pack. `counts`: the counts of the optimizer step, over all ranks.
+    """
+    for pack, stream in zip(packs, streams, strict=True):
+        # Nothing has a name here: it would be held while the next micro-batch is computed.
+        yield fault_value(
+            "rank.forward",
+            objective.loss(engine, PackToLearn(pack, stream, counts, device)),
+        )
+
+
+def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
+    """Add up the gradients of the losses; return the rank's share of the loss and metrics."""
+    shares: Shares = {}
+    for output in outputs:
+        fault_point("rank.backward")
+        engine.backward(output.loss)
+        _add_shares(shares, output)
+    return _totals(shares)
+
+
+def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
+    """Return the rank's share of the loss and of its metrics, without gradients."""
+    shares: Shares = {}
+    with engine.scoring():
+        for output in outputs:
+            _add_shares(shares, output)
+    return _totals(shares)
+
+
+def _add_shares(shares: Shares, output: LossOutput) -> None:
+    """Add a micro-batch's loss and metrics to `shares`; tensors stay on their device."""
+    for name, share in ({"loss": output.loss} | output.metrics).items():
+        value = share.detach() if isinstance(share, torch.Tensor) else share
+        shares.setdefault(name, []).append(value)
+
+
+def _totals(shares: Shares) -> dict[str, float]:
+    """Return the sums, by metric; call it only after the last micro-batch.
+
+    To read a number from a card, the host waits until the card has done all queued work. Meanwhile
+    it could not prepare the next micro-batch.
+    """
+    return {name: sum(map(float, values), 0.0) for name, values in shares.items()}

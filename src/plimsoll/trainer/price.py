@@ -143,10 +143,8 @@ def trained_role(
     """
     name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
     trained = trainer_price(role).trained(role, role_work, sending)
-    form = activation_form(
-        *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
-        role_work.capability,
-    )
+    traits = role_work.head, device, entropy, role_work.scaled, role_work.capability
+    form = activation_form(role.model, role.adapter, shape, *traits)
     form = form if teacher is None else replace(form, head=teacher)
     return (
         *state_items(name, trained.tensors, phase, role_work.moments),
@@ -177,10 +175,8 @@ def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]
     name, shape = role_work.name, role_work.shape
     device, moments = role_work.device, role_work.moments
     tensors = trainer_price(role).frozen(role, role_work)
-    form = activation_form(
-        *(role.model, None, shape, role_work.head, device, False, role_work.scaled),
-        role_work.capability,
-    )
+    traits = role_work.head, device, False, role_work.scaled, role_work.capability
+    form = activation_form(role.model, None, shape, *traits)
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
         *state_items(name, tensors, None, moments),

@@ -39,7 +39,6 @@ class Place:
     """Where one training rank runs.
 
     Attributes:
-        local_rank: The number of the rank's GPU, among those that its process sees.
         address, port: The rendezvous of rank 0.
         threads: CPU threads of the process.
         ranks_per_node: How many consecutive ranks share a node, the same number everywhere; None if
@@ -48,7 +47,6 @@ class Place:
 
     rank: int
     ranks: int
-    local_rank: int
     address: str
     port: int
     device: Device
@@ -57,10 +55,8 @@ class Place:
 
     @property
     def torch_device(self) -> torch.device:
-        """The rank's own device."""
-        return (
-            torch.device("cuda", self.local_rank) if self.device == "cuda" else torch.device("cpu")
-        )
+        """The rank's own device: the first card that its process sees, or the CPU."""
+        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
 
 
 def check_device(device: Device) -> Device:
@@ -94,7 +90,7 @@ def prepare_environment(place: Place) -> None:
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.ranks),
-        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_RANK": "0",
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
         "DS_ACCELERATOR": place.device,
@@ -121,12 +117,9 @@ def join(place: Place) -> torch.device:
         if place.ranks > 1:
             meet = serve_store if place.rank == 0 else find_store
             store = meet(place.address, place.port, place.ranks)
+        backend = "nccl" if place.device == "cuda" else "gloo"
         dist.init_process_group(
-            "nccl" if place.device == "cuda" else "gloo",
-            store=store,
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=PATIENCE,
+            backend, store=store, rank=place.rank, world_size=place.ranks, timeout=PATIENCE
         )
     # DeepSpeed 0.19.8 calls functions that torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)

@@ -255,13 +255,8 @@ def write_model(engine: Engine, companion_files: Companions, directory: Path, ra
         model = _model(engine)
         state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
         tensors = weights_for_files(model.lm, state)
-        save_hf(
-            model.lm.config,
-            tensors,
-            companion_files.tokenizer,
-            directory,
-            companion_files.generation,
-        )
+        tokenizer, generation = companion_files.tokenizer, companion_files.generation
+        save_hf(model.lm.config, tensors, tokenizer, directory, generation)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,15 @@ from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.checkpoint import CheckpointFile, write_files
 from plimsoll.trainer.memory import explain_shortage, read_memory
-from plimsoll.trainer.micro_batches import learn, losses, measure, score
-from plimsoll.trainer.objectives import DistillationObjective, TeacherForward, teacher_forward
+from plimsoll.trainer.objectives import (
+    DistillationObjective,
+    TeacherForward,
+    learn,
+    losses,
+    measure,
+    score,
+    teacher_forward,
+)
 from plimsoll.trainer.process_group import PeerFailed, Place, Vote, join, leave
 from plimsoll.trainer.protocol import (
     Engine,
@@ -204,11 +211,10 @@ class Worker:
             assert not isinstance(module, TeacherModel), "a teacher is frozen"
             add_adapter(module, role.adapter, role.model.path, seed)
         build = engine_build(role)
-        self._engines[name] = (
-            build.frozen(module, role, self._place)
-            if isinstance(role, FrozenRole)
-            else build.trained(module, role, self._place)
-        )
+        if isinstance(role, FrozenRole):
+            self._engines[name] = build.frozen(module, role, self._place)
+        else:
+            self._engines[name] = build.trained(module, role, self._place)
         self._sources[name] = role
         self._seeds[name] = seed
         if self._device.type == "cpu":

@@ -98,7 +98,7 @@ def test_a_store_is_served_at_one_address() -> None:
 
 def test_a_process_alone_serves_no_store() -> None:
     before = listening()
-    join(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    join(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     try:
         assert {address for address, _ in listening() - before} <= {"127.0.0.1"}  # gloo's own
         assert not isinstance(dist.distributed_c10d._get_default_store(), TCPStore)

@@ -127,9 +127,8 @@ def forget_dry_step(optimizer: Any) -> None:
     """
     for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
         if "step" in state:
-            state["step"] = (
-                torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
-            )
+            step = state["step"]
+            state["step"] = torch.zeros_like(step) if isinstance(step, Tensor) else 0
 
 
 def forget_gradients(optimizer: Any) -> None:

@@ -190,10 +190,8 @@ def with_sleep(
 
 def _copies(tensor: Tensors, sizes: ZeroSizes, pieces: Pieces) -> Iterator[Tensors]:
     """Yield the host copies of a tensor: of DeepSpeed's flat buffers, or of each storage."""
-    source = f"trainer/zero/sleep.py; {tensor.source}"
-    copy = replace(
-        tensor, name=f"{tensor.name} asleep", where="host", life="stepped", source=source
-    )
+    name, source = f"{tensor.name} asleep", f"trainer/zero/sleep.py; {tensor.source}"
+    copy = replace(tensor, name=name, where="host", life="stepped", source=source)
     if tensor.of not in pieces or (tensor.of == _TRAINED and sizes.stage > 0):
         share = -(-tensor.elements // tensor.ranks)
         in_groups = sizes.stage == 3 and tensor.kind == "optimizer states"

@@ -146,11 +146,9 @@ def _against_narrow_states(
     elif zero.stage == 0:
         yield "DeepSpeed narrows the states that it divides.", f"{name}.zero.stage: 1 or more"
     elif zero.stage == 1 and zero.optimizer_offload == "none" and zero.gradient_dtype != "bfloat16":
-        yield (
-            "At stage 1 with float32 gradients DeepSpeed's optimizer for bfloat16 keeps float32 "
-            "states, and does not say so.",
-            f"{name}.zero.stage: 2, or {name}.zero.gradient_dtype: bfloat16",
-        )
+        why = "At stage 1 with float32 gradients DeepSpeed's optimizer for bfloat16 keeps float32 "
+        why += "states, and does not say so."
+        yield why, f"{name}.zero.stage: 2, or {name}.zero.gradient_dtype: bfloat16"
 
 
 def _zero_plus_plus(spec: RunSpec[Any]) -> Iterator[Problem]:

@@ -193,10 +193,9 @@ def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
 
 def moment_bytes(role: TrainedRole) -> float:
     """Return the bytes of both Adam moments of a trained parameter."""
-    narrow = (
-        role.optimizer.kind == "adamw" and role.settings_of(ZeroConfig).state_dtype == "bfloat16"
-    )
-    return 4.0 if narrow else _MOMENTS[role.optimizer.kind]
+    kind, zero = role.optimizer.kind, role.settings_of(ZeroConfig)
+    narrow = kind == "adamw" and zero.state_dtype == "bfloat16"
+    return 4.0 if narrow else _MOMENTS[kind]
 
 
 def trained_counts(

@@ -291,20 +291,13 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Te
     piece = largest_share(counts, sizes)
     if sizes.stage == 3 and sizes.offload:
         piece = min(piece, _AT_ONCE)
-    copy = _norm_tensors("norm of a gradient", piece, _DOUBLE)
-    copies = [copy, *_gradients_from_host(counts, sizes, device)]
+    copies = [_norm_tensors("norm of a gradient", piece, _DOUBLE)]
+    name = "gradient from the host"  # offloaded gradients are copied one by one
+    if sizes.offload and sizes.stage == 3 and device == "cuda":
+        copies.append(_norm_tensors(name, largest_share(counts, sizes), sizes.accumulate))
+    if sizes.offload and sizes.stage < 3 and not is_compact(counts, sizes):
+        copies.append(_norm_tensors(name, counts.largest, counts.element))
     yield from copies if device == "cuda" else (replace(c, where="host") for c in copies)
-
-
-def _gradients_from_host(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
-    """Yield the copy of one offloaded gradient, made when the norm is taken."""
-    name = "gradient from the host"
-    if not sizes.offload:
-        return
-    if sizes.stage == 3 and device == "cuda":
-        yield _norm_tensors(name, largest_share(counts, sizes), sizes.accumulate)
-    if sizes.stage < 3 and not is_compact(counts, sizes):
-        yield _norm_tensors(name, counts.largest, counts.element)
 
 
 def _norm_tensors(name: str, elements: int, each: int) -> Tensors:
