@@ -210,10 +210,12 @@ class RayCluster(RankGroup):
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
         for kind, actors in ranks.items():
-            shortages = Shortages(config.memory_halvings)
-            group = RankGroup((), self._wait, self._memory_error, shortages)
-            self._groups[kind] = self if kind == "actor" else group
-            self._groups[kind].members = rank_members(PROCESS_NAMES[kind], actors, patience)
+            group: RankGroup = self
+            if kind != "actor":
+                limits = Shortages(config.memory_halvings)
+                group = RankGroup((), self._wait, self._memory_error, limits)
+            group.members = rank_members(PROCESS_NAMES[kind], actors, patience)
+            self._groups[kind] = group
         groups = [group.members for group in self._groups.values()]
         self._ranks = [member for members_of_group in groups for member in members_of_group]
         self._watch(self._ranks)
