@@ -26,9 +26,8 @@ from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
 from plimsoll.timeline.items import Allocation, Moment
-from plimsoll.trainer.zero.buffers import BOTH_TABLES, layers_left, norm_copies
-from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
-from plimsoll.trainer.zero.states import zero_states
+from plimsoll.trainer.zero.settings import Counts, ZeroSizes
+from plimsoll.trainer.zero.states import BOTH_TABLES, layers_left, norm_copies, zero_states
 
 PEAKS = Path(__file__).with_name("peaks.csv")
 COLUMNS = ("id", "source", "model", "cards", "sequences", "seq_len", "measured_gb", "metric")

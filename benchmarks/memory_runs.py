@@ -39,8 +39,7 @@ from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.readings import Planned
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.trainer.zero.settings import deepspeed_settings
-from plimsoll.trainer.zero.sizes import trained_counts, zero_sizes
+from plimsoll.trainer.zero.settings import deepspeed_settings, trained_counts, zero_sizes
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows
 
 

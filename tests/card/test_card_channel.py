@@ -24,9 +24,8 @@ from plimsoll.model.sending import keep_on_host, send
 from plimsoll.records import Sample
 from plimsoll.sampler.protocol import EngineSpec
 from plimsoll.sampler.transformers.config import TransformersConfig
-from plimsoll.sync.buckets import WeightBucket, ship_bucket, split_bytes
+from plimsoll.sync.buckets import WeightBucket, checksums, ship_bucket, split_bytes
 from plimsoll.sync.channel import Channel, open_inlet, open_outlet
-from plimsoll.sync.checksum import checksums
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
 from plimsoll.trainer.zero.sleep import HostCopies

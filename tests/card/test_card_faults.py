@@ -23,7 +23,7 @@ from plimsoll.model import checkpointing, policy, sending
 from plimsoll.model.load import load_policy
 from plimsoll.model.tiny import tiny_config
 from plimsoll.sync import channel
-from plimsoll.sync.meeting import expand_segments
+from plimsoll.sync.channel import expand_segments
 from plimsoll.trainer import objectives
 from plimsoll.trainer.zero import sleep
 

@@ -87,7 +87,7 @@ class RankProcesses:
         for number in range(self._count):
             ours, theirs = context.Pipe()
             log = Path(self._logs.name) / f"rank-{number}.log"
-            place = Place(number, self._count, 0, "127.0.0.1", port, self._device, threads=1)
+            place = Place(number, self._count, "127.0.0.1", port, self._device, threads=1)
             process = context.Process(target=_serve, args=(place, theirs, log), daemon=True)
             with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # for DeepSpeed's CPU Adam
                 process.start()

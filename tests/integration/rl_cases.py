@@ -11,8 +11,7 @@ import numpy as np
 from engine_cases import SEED, VOCAB
 from ranks import RankProcesses
 
-from plimsoll.cluster.protocol import Cluster, Pending
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Cluster, Pending, Shortages
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_streams
 from torch import Tensor, nn
 
-from plimsoll.cluster.protocol import Pending
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Pack

@@ -94,7 +94,7 @@ def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> 
             optimizer=OptimizerConfig(max_grad_norm=0),
         )
     )
-    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     worker.load_policy("actor", role, TEMPERATURE, seed=1)
     return worker
 

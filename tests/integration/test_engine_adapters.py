@@ -49,7 +49,7 @@ ADAPTERS = {
     "embedding": replace(LORA, adapter=FORMS["embedding"]),
     "whole": replace(LORA, adapter=FORMS["whole"]),
 }
-ONE = Place(0, 1, 0, "", 0, "cpu", 1)
+ONE = Place(0, 1, "", 0, "cpu", 1)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def test_a_rank_that_fails_is_shown_and_the_next_call_works(two_ranks: RankProce
 
 def test_a_process_may_leave_and_join_others() -> None:
     for _ in range(2):
-        join(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+        join(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
         number = torch.tensor(3.0)
         dist.all_reduce(number)
         leave()

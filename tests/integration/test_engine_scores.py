@@ -123,7 +123,7 @@ def score_frozen(place: Place, model: Path, stage: Literal[0, 3]) -> list[bytes]
     settings = decided_model(str(model), dtype="bfloat16", quantization="nf4")
     role = FrozenRole(model=settings).with_engine(FrozenZeroConfig(stage=stage))
     worker.load_policy("reference", role, 1.0)
-    packs = own_packs(Place(0, 1, 0, "", 0, "cpu", 1), BATCHES[0], 31)
+    packs = own_packs(Place(0, 1, "", 0, "cpu", 1), BATCHES[0], 31)
     return [array.tobytes() for array in worker.log_probs("reference", packs)]
 
 

@@ -218,7 +218,7 @@ def all_pairs(axes: Mapping[str, Sequence[Any]]) -> set[tuple[tuple[str, Any], .
 
 def test_the_splits_are_what_they_should_be() -> None:
     """Several packs on each rank; or on one of them nothing that is learned from."""
-    ranks = [Place(rank, 2, 0, "", 0, "cpu", 1) for rank in (0, 1)]
+    ranks = [Place(rank, 2, "", 0, "cpu", 1) for rank in (0, 1)]
     assert all(len(own_packs(place, BATCHES[0], BUDGETS["many"])) > 1 for place in ranks)
     for share, count in ((True, 2), (False, 3)):
         pairs = [own_pair_packs(p, PAIR_BATCHES[0], BUDGETS["many"], share=share) for p in ranks]

@@ -18,8 +18,7 @@ from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
 from vllm_cases import started
 
-from plimsoll.cluster.protocol import Pending
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
@@ -74,7 +73,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One random model for all families, which ends a turn after some six tokens."""
     model = tmp_path_factory.mktemp("families")
     write_random_model(model, FAMILIES[0].template.tokenizer, VOCABULARY, ENDS)
-    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     role = decided_role(TrainedRole(model=decided_model(path=str(model), dtype="float32")))
     worker.load_policy("actor", role, TEMPERATURE)
     rollout = RolloutConfig(dtype="float32").with_engine(

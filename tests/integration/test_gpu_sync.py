@@ -13,10 +13,8 @@ from test_gpu_runs import STEPS, check, needs_vllm, shared
 from test_sync_channel import End, answer, engines, tensors_of
 from test_sync_channel import check as check_bucket
 
-from plimsoll.sync.buckets import ship_bucket
-from plimsoll.sync.channel import Channel, open_outlet
-from plimsoll.sync.checksum import checksums, weighted_sum
-from plimsoll.sync.meeting import expand_segments
+from plimsoll.sync.buckets import checksums, ship_bucket, weighted_sum
+from plimsoll.sync.channel import Channel, expand_segments, open_outlet
 
 pytestmark = [
     pytest.mark.gpu,

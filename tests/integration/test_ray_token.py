@@ -16,8 +16,7 @@ from commands import wait_for
 from listeners import listening
 from ray.cluster_utils import Cluster
 
-from plimsoll.cluster.address import check_reachable
-from plimsoll.cluster.ray_folder import private_folder, ray_folder
+from plimsoll.cluster.ray_access import check_reachable, private_folder, ray_folder
 from plimsoll.cluster.ray_start import start_ray
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.errors import ConfigError

@@ -22,12 +22,11 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.sampler.price import Sampler
 from plimsoll.sampler.protocol import EngineSpec, Request
-from plimsoll.sampler.transformers.generate import Recorder
+from plimsoll.sampler.transformers.engine import Recorder
 from plimsoll.sampler.vllm.config import ArgumentValue, VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine
 from plimsoll.sampler.vllm.rules import FIXED, OWNED, check_arguments
-from plimsoll.sampler.vllm.sampler import VllmSampler, vllm_sampler
-from plimsoll.sampler.vllm.stages import stages_of
+from plimsoll.sampler.vllm.sampler import VllmSampler, stages_of, vllm_sampler
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.engine
@@ -135,7 +134,7 @@ def test_a_draft_model_takes_its_cache_from_the_engines(model: Path, tmp_path: P
         cache = vllm._llm.vllm_config.cache_config
         found = loop.run(vllm.generate(Request(PROMPTS, 1, sampling, seed=2)))
     assert cache.num_gpu_blocks == 2**28 // (cache.block_size * priced.kv_token)
-    alone = VllmSampler(base).kv_token
+    alone = VllmSampler(**vars(base)).kv_token
     assert cache.num_gpu_blocks < 2**28 // (cache.block_size * alone)
     for trajectory in found:
         wanted = expected(model, trajectory, sampling)

@@ -139,7 +139,7 @@ def test_an_engine_in_two_processes_takes_its_share_of_each_weight(
 def paired(path: Path, model: PreTrainedConfig, **division: Any) -> Iterator[Pair]:
     """A trainer of new weights, and an engine, perhaps divided among processes, that read them."""
     write_model(path, model)
-    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     role = TrainedRole(model=decided_model(path=str(path), dtype="bfloat16"))
     worker.load_policy("actor", decided_role(role), 1.0)
     rollout = RolloutConfig(dtype="bfloat16").with_engine(

@@ -103,7 +103,7 @@ def trainer(
         adapter=adapter,
         optimizer=OptimizerConfig(max_grad_norm=0),
     )
-    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     worker.load_policy("actor", decided_role(role), TEMPERATURE, seed=1)
     yield worker
     worker.stop()

@@ -24,7 +24,7 @@ from plimsoll.config.engine import AdapterConfig, EmaConfig, FrozenRole
 from plimsoll.model.price.form import trained_parameters
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.sync.checksum import hash_bytes
+from plimsoll.sync.buckets import hash_bytes
 from plimsoll.timeline.items import Life
 from plimsoll.trainer.price import RoleWork, trainer_price
 from plimsoll.trainer.process_group import Place

@@ -104,10 +104,23 @@ def exit_reason(name: str, why: str, log: str, sighting: Sighting) -> PlimsollEr
         )
     if why not in (SILENT, ENGINE_ENDED):
         return WorkerDied(message(f"{name} died", why, log))
-    if evidence := _evidence(sighting):
-        full = f"it was killed: {evidence}"
-        return _out_of_memory(name, full, log, Incident("host", full), sighting)
-    return WorkerDied(message(f"{name} died", f"{why}{_doubt(sighting)}", log))
+    kills, evidence = _new_kills(sighting), None
+    host = None if sighting.last is None else sighting.last.host
+    if kills:
+        some = "a process" if kills == 1 else f"{kills} processes"
+        evidence = f"the kernel has killed {some} here for want of memory since the run began"
+    elif host is not None and host.used >= _FULL * host.capacity:
+        evidence = (
+            f"{gigabytes(host.used)} of {gigabytes(host.capacity)} GB of its node's memory were "
+        )
+        evidence += "in use when it was last read"
+    if evidence is not None:
+        killed = f"it was killed: {evidence}"
+        return _out_of_memory(name, killed, log, Incident("host", killed), sighting)
+    doubt = "The kernel has killed nothing here for want of memory since the run began"
+    if kills is None:
+        doubt = "Whether memory ran out is not known; `dmesg` on its node shows it"
+    return WorkerDied(message(f"{name} died", f"{why}. {doubt}", log))
 
 
 def hang_error(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
@@ -159,23 +172,6 @@ def _out_of_memory(
 ) -> OutOfMemory:
     text = message(f"{name} died for want of {incident.where} memory", why, log)
     return OutOfMemory(text, incident).with_sighting(text, sighting)
-
-
-def _evidence(sighting: Sighting) -> str | None:
-    if kills := _new_kills(sighting):
-        some = "a process" if kills == 1 else f"{kills} processes"
-        return f"the kernel has killed {some} here for want of memory since the run began"
-    host = None if sighting.last is None else sighting.last.host
-    if host is None or host.used < _FULL * host.capacity:
-        return None
-    full = f"{gigabytes(host.used)} of {gigabytes(host.capacity)} GB"
-    return f"{full} of its node's memory were in use when it was last read"
-
-
-def _doubt(sighting: Sighting) -> str:
-    if _new_kills(sighting) != 0:
-        return ". Whether memory ran out is not known; `dmesg` on its node shows it"
-    return ". The kernel has killed nothing here for want of memory since the run began"
 
 
 def _new_kills(sighting: Sighting) -> int | None:

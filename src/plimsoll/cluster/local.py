@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from plimsoll.cluster.protocol import Group, Pending
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Group, Pending, Shortages
 from plimsoll.config.cluster import Device
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory, Sighting, read_node
@@ -37,7 +36,7 @@ class LocalCluster:
         self, specs: Sequence[EngineSpec], threads: int, device: Device, memory_halvings: int = 0
     ) -> None:
         self._before = read_node([os.getpid()])
-        place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
+        place = Place(0, 1, "127.0.0.1", free_port(), device, threads)
         self._device = place.torch_device
         self._readings: dict[str, Reading] = {}
         self._questions: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -63,7 +62,17 @@ class LocalCluster:
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error of the worker with the state of this machine."""
         what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
-        return error.with_sighting(f"{what}\n  Why: {error.incident.why}", self._sighting())
+        visible, node = own_cards(), platform.node()
+        sighting = Sighting(
+            process="local",
+            node=node,
+            card=visible[0].index if visible and self._device.type == "cuda" else None,
+            before=self._before,
+            after=read_node([os.getpid()]),
+            nodes={"local": node},
+            readings=self._readings,
+        )
+        return error.with_sighting(f"{what}\n  Why: {error.incident.why}", sighting)
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         """Leave a request to the thread that is in `wait_for`, and return its trajectories."""
@@ -116,10 +125,8 @@ class LocalCluster:
 
         Returns the first engine's result for each set of arguments.
         """
-        return [
-            self.engines_do(receive, self._do(gather, *gather_arguments))[0]
-            for gather_arguments in arguments
-        ]
+        gathered = (self._do(gather, *gather_arguments) for gather_arguments in arguments)
+        return [self.engines_do(receive, result)[0] for result in gathered]
 
     def responses_per_request(self) -> int:
         """Return how many responses engines want in one request, if prompts suffice."""
@@ -147,18 +154,6 @@ class LocalCluster:
                 yield
         except OutOfMemory as error:
             raise self.memory_error(0, error) from error
-
-    def _sighting(self) -> Sighting:
-        visible = own_cards()
-        return Sighting(
-            process="local",
-            node=platform.node(),
-            card=visible[0].index if visible and self._device.type == "cuda" else None,
-            before=self._before,
-            after=read_node([os.getpid()]),
-            nodes={"local": platform.node()},
-            readings=self._readings,
-        )
 
     def close(self) -> None:
         """End the worker."""

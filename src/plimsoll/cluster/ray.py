@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import gcd
@@ -30,7 +30,7 @@ from plimsoll.cluster.exit_reason import (
 )
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.placement import PROCESS_NAMES, Claim
-from plimsoll.cluster.protocol import Group, Pending
+from plimsoll.cluster.protocol import Group, Pending, Shortages
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
     EngineHome,
@@ -44,9 +44,7 @@ from plimsoll.cluster.ray_members import (
     shared_homes,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
-from plimsoll.cluster.ray_watch import HangWatch, first_ended, take_errors
-from plimsoll.cluster.shortages import Shortages
-from plimsoll.cluster.slow_start import naming_slow_starts
+from plimsoll.cluster.ray_watch import HangWatch, first_ended, naming_slow_starts, take_errors
 from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
@@ -70,7 +68,7 @@ _STOP_SECONDS = 10.0
 """How long engines may take to end their own processes."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RankGroup:
     """A `Group` of Ray actors.
 
@@ -96,20 +94,14 @@ class RankGroup:
 
     def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
         """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
-        calls = self._begin(task, [own for own in per_stream for _ in range(self.shards)])
+        per_rank = [own for own in per_stream for _ in range(self.shards)]
+        pairs = zip(self.members, per_rank, strict=True)
+        calls = {m.actor.call.remote(task.__name__, *own): m for m, own in pairs}
         return Pending(lambda: self.wait(task.__name__, calls)[:: self.shards])
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
-        return self.wait(task.__name__, self._begin(task, [arguments] * len(self.members)))
-
-    def _begin(
-        self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]
-    ) -> dict[Any, Member]:
-        return {
-            member.actor.call.remote(task.__name__, *own): member
-            for member, own in zip(self.members, arguments, strict=True)
-        }
+        return self.wait(task.__name__, _calls(self.members, task, *arguments))
 
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a stream's rank has returned, with what is seen of the rank."""
@@ -162,12 +154,13 @@ class _OpenCalls:
         return ended or not self.pending
 
 
-class RayCluster:
-    """A `Cluster` of Ray actors."""
+class RayCluster(RankGroup):
+    """A `Cluster` of Ray actors, which is the group of the actor's ranks itself."""
 
     def __init__(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
+        super().__init__((), self._wait, self._memory_error, Shortages(config.memory_halvings))
         self.engines = len(specs)
         most = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
@@ -193,12 +186,7 @@ class RayCluster:
             self._call_on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
-        self._actors = self._groups["actor"]
-        self.shortages = self._actors.shortages
         self.own_groups: Mapping[str, Group] = {k: self._groups[k] for k in config.own_ranks}
-
-    def _group(self, config: ClusterConfig, ranks: Sequence[Member]) -> RankGroup:
-        return RankGroup(ranks, self._wait, self._memory_error, Shortages(config.memory_halvings))
 
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
@@ -210,16 +198,22 @@ class RayCluster:
         patience = config.start_timeout
         nodes = wait_for_nodes(config, len(specs))
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
-        places = find_places(config, _claims(config, () if shared else specs), device, nodes)
+        claims = [Claim(kind, count) for kind, count in config.rank_counts.items()]
+        if specs and not shared:
+            claims.append(Claim("engines", len(specs), specs[0].rollout.parts))
+        places = find_places(config, claims, device, nodes)
         ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}
         homes = [] if shared else own_homes(specs, places.get("engines", ()))
         engines = [*map(create_engine, homes)]
-        self._groups = {
-            kind: self._group(config, rank_members(PROCESS_NAMES[kind], actors, patience))
-            for kind, actors in ranks.items()
-        }
+        for kind, actors in ranks.items():
+            group: RankGroup = self
+            if kind != "actor":
+                limits = Shortages(config.memory_halvings)
+                group = RankGroup((), self._wait, self._memory_error, limits)
+            group.members = rank_members(PROCESS_NAMES[kind], actors, patience)
+            self._groups[kind] = group
         groups = [group.members for group in self._groups.values()]
-        self._ranks = [member for group in groups for member in group]
+        self._ranks = [member for members_of_group in groups for member in members_of_group]
         self._watch(self._ranks)
         if shared:
             homes = shared_homes(specs, self._ranks)
@@ -227,16 +221,13 @@ class RayCluster:
         self._homes = homes
         self._before = self._read_nodes(patience)
         starting = {m.actor.prepare.remote(): m for m in self._ranks}
-        starting |= {
-            member.actor.start.remote(place): member
-            for group in groups
-            for member, place in zip(group, _places(group, device, threads), strict=True)
-        }
+        for members_of_group in groups:
+            places_of_group = _places(members_of_group, device, threads)
+            for member, place in zip(members_of_group, places_of_group, strict=True):
+                starting[member.actor.start.remote(place)] = member
         self._engines = members("rollout engine", engines, patience)
-        prepared = {
-            member: member.actor.prepare.remote(spec)
-            for member, spec in zip(self._engines, specs, strict=True)
-        }
+        with_specs = zip(self._engines, specs, strict=True)
+        prepared = {member: member.actor.prepare.remote(spec) for member, spec in with_specs}
         if shared:  # vLLM counts as its own what the ranks put on its card while it measures
             self._wait_for_start(starting, patience)
             starting = {}
@@ -265,18 +256,14 @@ class RayCluster:
             ray.kill(member.actor)
         numbers = [self._engines.index(member) for member in dead]
         actors = [create_engine(self._homes[number]) for number in numbers]
-        started = [
-            replace(member, role=f"rollout engine {number}")
-            for number, member in zip(
-                numbers, members("rollout engine", actors, self._patience), strict=True
-            )
-        ]
-        starting = {
-            m.actor.start.remote(m.actor.prepare.remote(self._homes[number].spec)): m
-            for number, m in zip(numbers, started, strict=True)
-        }
-        for number, member in zip(numbers, started, strict=True):
+        started, starting = list[Member](), dict[Any, Member]()
+        created = members("rollout engine", actors, self._patience)
+        for number, unnamed in zip(numbers, created, strict=True):
+            member = replace(unnamed, role=f"rollout engine {number}")
+            prepared = member.actor.prepare.remote(self._homes[number].spec)
+            starting[member.actor.start.remote(prepared)] = member
             self._engines[number] = member
+            started.append(member)
         try:
             self._wait("start", starting, timeout=self._patience)
         finally:
@@ -285,41 +272,23 @@ class RayCluster:
         return [member.name for member in dead]
 
     def _wait_for_start(self, starting: Mapping[Any, Member], patience: float) -> list[Any]:
-        late, results = dict(starting), dict[Any, Any]()
+        late = dict(starting)
 
         def names() -> list[str]:
             return sorted({member.role for member in [*late.values()]})
 
         with naming_slow_starts(names, write_lines_to(sys.stdout)):
-            results.update(self._as_done("start", late, timeout=patience))
+            results = dict(self._as_done("start", late, timeout=patience))
         return [results[reference] for reference in starting]
 
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
-        """Begin a method of `Worker` on every rank of the actor; see `Group`."""
-        return self._actors.call(task, per_stream)
-
-    def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        """Call a method of `Worker` on every rank of the actor with the same arguments."""
-        return self._actors.all(task, *arguments)
-
-    @property
-    def streams(self) -> int:
-        """The number of data-parallel shares of the actor."""
-        return self._actors.streams
-
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank of the actor, in a thread beside other calls."""
         name = task.__name__
-        members = self._actors.members
-        calls = {m.actor.call_beside.remote(name, *arguments): m for m in members}
+        calls = {m.actor.call_beside.remote(name, *arguments): m for m in self.members}
         return self._wait(name, calls)
-
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
-        """Return an error that a rank of the actor has returned, with what is seen of the rank."""
-        return self._actors.memory_error(stream, error)
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         """Send a request to an engine and return its trajectories; see `Cluster`."""
@@ -376,7 +345,7 @@ class RayCluster:
             if gathered:
                 receiving = _calls(self._engines, receive, *gathered)
             if gather_arguments is not None:
-                gathering = _calls(self._actors.members, gather, *gather_arguments)
+                gathering = _calls(self.members, gather, *gather_arguments)
             # The results stay in the object store: engines fetch them from there, not from here.
             references = [*gathering]
             gathered = [references[rank] for rank in senders] if references else []
@@ -430,25 +399,19 @@ class RayCluster:
         """Return the state of a failed process's node, with the last readings of all processes."""
         members, node_id = self._members_by_name(), member.host.node_id
         before = self._before.get(node_id)
+        try:
+            after = call_on_node(node_id, read_node, self._pids(node_id))
+        except PlimsollError:  # the node's driver fails; the caller is about to report an error
+            after = None
         return Sighting(
             process=next(name for name, m in members.items() if m is member),
             node=member.host.node,
             card=None if before is None else member.host.card(before),
             before=before,
-            after=self._look(node_id),
+            after=after,
             nodes={name: m.host.node for name, m in members.items()},
             readings=self._readings,
         )
-
-    def _look(self, node_id: str) -> NodeState | None:
-        """Return the state of a node; None if it does not answer or its driver fails.
-
-        Nothing is raised, because the caller is about to report another error.
-        """
-        try:
-            return call_on_node(node_id, read_node, self._pids(node_id))
-        except PlimsollError:
-            return None
 
     def close(self) -> None:
         """End all ranks and engines, and leave Ray."""
@@ -492,24 +455,30 @@ class RayCluster:
         (seconds) the wait has a limit instead of a watch for hangs, because starting processes give
         no signs of life yet.
         """
-        with self._hangs.watching(call) as wait_for_first, _leaving(pending, keep):
-            while pending:
-                watches, beside = self._watches_beside(pending.values())
-                awaited = [*pending, *watches]
-                first = (
-                    wait_for_first(awaited, beside.failed)
-                    if timeout is None
-                    else first_ended(awaited, timeout)
-                )
-                self._raise_failed(beside)
-                if first is None:
-                    raise WorkerDied(_no_answer_message(list(pending.values()), timeout))
-                if isinstance(first, Hang):
-                    raise self._hang_error(first)
-                if first in self._watches:
-                    raise self._death_error(first)
-                member = pending.pop(first)
-                yield first, None if first in keep else self._result(first, member)
+        with self._hangs.watching(call) as wait_for_first:
+            try:
+                while pending:
+                    watches, beside = self._watches_beside(pending.values())
+                    awaited = [*pending, *watches]
+                    if timeout is None:
+                        first = wait_for_first(awaited, beside.failed)
+                    else:
+                        first = first_ended(awaited, timeout)
+                    self._raise_failed(beside)
+                    if first is None:
+                        names = ", ".join(member.name for member in pending.values())
+                        logs = ", ".join(f"{m.host.log}.{{out,err}}" for m in pending.values())
+                        why = f"no answer within {timeout} s (cluster.start_timeout)"
+                        raise WorkerDied(f"{names}: {why}\n  Logs: {logs}")
+                    if isinstance(first, Hang):
+                        raise self._hang_error(first)
+                    if first in self._watches:
+                        raise self._death_error(first)
+                    member = pending.pop(first)
+                    yield first, None if first in keep else self._result(first, member)
+            finally:
+                # The results in `keep` are large, and would be fetched with their errors.
+                take_errors(reference for reference in pending if reference not in keep)
 
     def _watches_beside(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
         """Return the watches and the calls beside whose failure ends a wait for these members."""
@@ -544,19 +513,13 @@ class RayCluster:
                 raise self._death_error(ended[0]) from error
             if not isinstance(error, RayTaskError):
                 raise self._exit_error(member, _death_cause(member, error)) from error
-            first, why = self._first_failed(error, member), f"{type(cause).__name__}: {cause}"
+            # The caller may have needed the result of a member whose call failed first.
+            process, everyone = failing_process(str(error)), (*self._ranks, *self._engines)
+            failed = (m for m in everyone if (m.host.pid, m.host.node) == process)
+            first, why = next(failed, member), f"{type(cause).__name__}: {cause}"
             if first in self._engines and says_out_of_memory(why):
                 raise self._exit_error(first, why) from error
             raise WorkerFailed(message(f"{first.name} failed", why, first.host.log)) from error
-
-    def _first_failed(self, error: RayTaskError, caller: Member) -> Member:
-        """Return the member whose call failed first.
-
-        That may be another member than the caller, if the caller needed its result.
-        """
-        process = failing_process(str(error))
-        everyone = (*self._ranks, *self._engines)
-        return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
     def _death_error(self, watch: Any) -> PlimsollError:
         member = self._watches[watch]
@@ -599,30 +562,10 @@ class RayCluster:
         return error.with_sighting(text, self._sighting(member))
 
 
-@contextmanager
-def _leaving(pending: Mapping[Any, Member], keep: Sequence[Any]) -> Iterator[None]:
-    """At the end of the block take the errors of the calls that are still open.
-
-    The results of those in `keep` are large, and would be fetched with their errors.
-    """
-    try:
-        yield
-    finally:
-        take_errors(reference for reference in pending if reference not in keep)
-
-
 def _calls(
     members: Sequence[Member], task: Callable[..., Any], *arguments: object
 ) -> dict[Any, Member]:
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
-
-
-def _claims(config: ClusterConfig, engines: Sequence[EngineSpec]) -> list[Claim]:
-    """Return what the ranks, and engines with places of their own, ask of the cluster."""
-    claims = [Claim(kind, count) for kind, count in config.rank_counts.items()]
-    if engines:
-        claims.append(Claim("engines", len(engines), engines[0].rollout.parts))
-    return claims
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
@@ -633,14 +576,8 @@ def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[P
     per_node = gcd(*on_nodes.values())
     for rank in range(len(group)):
         first = group[0].host
-        yield Place(rank, len(group), 0, first.node, first.port, device, threads, per_node)
+        yield Place(rank, len(group), first.node, first.port, device, threads, per_node)
 
 
 def _death_cause(member: Member, error: RayError) -> str:
     return last_crash_line(member.host.log) or death_reason(str(error))
-
-
-def _no_answer_message(late: Sequence[Member], timeout: float | None) -> str:
-    names = ", ".join(member.name for member in late)
-    logs = ", ".join(f"{member.host.log}.{{out,err}}" for member in late)
-    return f"{names}: no answer within {timeout} s (cluster.start_timeout)\n  Logs: {logs}"

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from plimsoll.cluster.heartbeats import Pulse, read_pulse, takes_whole_model
+from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.faults import fault_point, name_process
 from plimsoll.machine.host import free_port, network_interface
 from plimsoll.machine.incident import NodeState, read_node
@@ -23,7 +25,7 @@ from plimsoll.machine.nvidia import visible_cards
 from plimsoll.machine.processes import write_stacks_when_asked
 
 if TYPE_CHECKING:
-    from plimsoll.sampler.protocol import EngineSpec
+    from plimsoll.sampler.protocol import EngineSpec, RolloutEngine
     from plimsoll.trainer.process_group import Place
 
 
@@ -78,9 +80,7 @@ class RankActor:
     """
 
     def __init__(self, directory: str) -> None:
-        _work_in(directory)
-        _choose_interface()
-        write_stacks_when_asked()
+        _prepare_process(directory)
 
     def host(self) -> Host:
         """Return the actor's process and node; works before `prepare`."""
@@ -134,9 +134,7 @@ class EngineActor:
     """
 
     def __init__(self, directory: str, shared_cards: tuple[str, ...]) -> None:
-        _work_in(directory)
-        _choose_interface()
-        write_stacks_when_asked()
+        _prepare_process(directory)
         self._shared_cards = shared_cards
 
     async def host(self) -> Host:
@@ -145,60 +143,72 @@ class EngineActor:
 
     async def prepare(self, spec: EngineSpec) -> None:
         """Import what the engine needs; use no card yet."""
-        from plimsoll.cluster.engine_host import EngineHost
+        from torch import device
+
+        from plimsoll.sampler.protocol import rollout_build
+        from plimsoll.trainer.memory import explain_shortage
 
         name_process("engine", spec.index)
-        self._host = EngineHost(spec, _own_log())
+        self._spec = spec
+        self._explain_shortage = partial(explain_shortage, device(spec.device), lambda: "rollout")
+        self._build = rollout_build(spec.rollout)
+        self._build.prepare()
 
     async def start(self, prepared: None) -> int:
         """Load the model; return the engine's `responses_per_request`.
 
         `prepared` is the result of `prepare`: Ray begins calls in any order, but for their
-        arguments.
+        arguments. Raises PlimsollError with the engine's own reason if it cannot start.
         """
-        return self._host.start()
+        from plimsoll.cluster.exit_reason import start_error
+
+        kills, log = oom_kills(), _own_log()
+        try:
+            fault_point("engine.start")
+            self._engine: RolloutEngine = self._build.start(self._spec)
+        except (RuntimeError, ValueError, OSError) as error:
+            # An error in a process that the engine starts is only in the log that they share.
+            logged = isinstance(error, RuntimeError) and self._build.logged_error(log)
+            killed = oom_kills() != kills
+            raise start_error(self._spec, logged or str(error), killed, log) from error
+        return self._engine.responses_per_request
 
     async def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the engine; return its result."""
-        return await self._host.call(method, *arguments)
+        with self._explain_shortage():
+            return await getattr(self._engine, method)(*arguments)
 
     async def watch(self) -> str:
         """Wait until the engine dies; return the reason."""
-        return await self._host.watch()
+        reason = await self._engine.watch()
+        logged = self._build.logged_error(_own_log())
+        return f"{reason} after {logged}" if logged else reason
 
     @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
     async def sign(self) -> Pulse:
         """Return this process's pulse, after the engine's own processes have answered."""
-        await self._host.engine.answer()
+        await self._engine.answer()
         return read_pulse()
 
 
-def _work_in(directory: str) -> None:
+def _prepare_process(directory: str) -> None:
     """Change to the command's directory, so that relative paths mean the same here.
 
     In a joined cluster, processes begin in the directory of `ray start`. A node without the
-    command's directory keeps that; only absolute paths work there.
+    command's directory keeps that; only absolute paths work there. Have gloo and NCCL use the
+    network of the node's address, unless the node's settings name another.
     """
     with suppress(OSError):
         os.chdir(directory)
-
-
-def _choose_interface() -> None:
-    """Have gloo and NCCL use the network of the node's address; the node's settings come first."""
     for name, value in network_interface(ray.util.get_node_ip_address()).items():
         os.environ.setdefault(name, value)
+    write_stacks_when_asked()
 
 
 def _own_host(shared_cards: tuple[str, ...] = ()) -> Host:
-    context = ray.get_runtime_context()
-    return Host(
-        os.getpid(),
-        ray.util.get_node_ip_address(),
-        free_port(),
-        _own_log(),
-        context.get_node_id(),
-        shared_cards or tuple(context.get_accelerator_ids()["GPU"]),
-    )
+    context, address = ray.get_runtime_context(), ray.util.get_node_ip_address()
+    cards = shared_cards or tuple(context.get_accelerator_ids()["GPU"])
+    return Host(os.getpid(), address, free_port(), _own_log(), context.get_node_id(), cards)
 
 
 def _own_log() -> str:

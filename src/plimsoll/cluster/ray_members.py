@@ -65,15 +65,12 @@ def find_places(
     Raises:
         PlimsollError: the cards are not free within `cluster.start_timeout`.
     """
-    if device == "cpu":
-        return {
-            claim.group: [
-                _on_node(nodes[cluster.node_of(claim.group, i, claim.count)])
-                for i in range(claim.count)
-            ]
-            for claim in claims
-        }
     places: Places = {}
+    if device == "cpu":
+        for claim in claims:
+            numbers = [cluster.node_of(claim.group, i, claim.count) for i in range(claim.count)]
+            places[claim.group] = [_on_node(nodes[number]) for number in numbers]
+        return places
     for reservation in reservations(cluster, claims):
         cards = _reserve(reservation, cluster.start_timeout)
         for claim, seats in zip(reservation.claims, reservation.seats, strict=True):
@@ -181,10 +178,8 @@ def shared_homes(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[E
     """Return the homes of engines on the cards that Ray has already given to the ranks."""
     rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
     shared = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
-    return [
-        EngineHome(spec, _on_node(place.node_id), place.cards)
-        for spec, place in zip(specs, shared, strict=True)
-    ]
+    pairs = zip(specs, shared, strict=True)
+    return [EngineHome(spec, _on_node(place.node_id), place.cards) for spec, place in pairs]
 
 
 def create_engine(home: EngineHome) -> Any:
@@ -235,10 +230,8 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
         ) from error
     except RayError as error:
         raise PlimsollError(f"Ray could not start a process: {death_reason(str(error))}") from error
-    return [
-        Member(f"{role} {i}", actor, host)
-        for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
-    ]
+    numbered = enumerate(zip(actors, hosts, strict=True))
+    return [Member(f"{role} {i}", actor, host) for i, (actor, host) in numbered]
 
 
 def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:

@@ -1,29 +1,39 @@
-"""Start Ray: without its messages, and without its handling of signals."""
+"""Start Ray or join it: with a token, without its messages and its handling of signals.
+
+Each Ray that a run starts has an authentication token of its own; a run that joins a cluster takes
+the cluster's.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import psutil
 import ray
 from ray._private import ray_constants, services, utils
 from ray._private.node import Node
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError
 
-from plimsoll.cluster.address import check_reachable
-from plimsoll.cluster.ray_folder import make_ray_folder
-from plimsoll.cluster.ray_token import authentication
+from plimsoll.cluster.ray_access import check_reachable, make_ray_folder
 from plimsoll.config.base import AUTO
 from plimsoll.config.cluster import ClusterConfig, Device, OwnNodes, device_of
 from plimsoll.errors import ConfigError, NodesMissing, PlimsollError
 from plimsoll.machine.processes import end_processes
-from plimsoll.run.output import tell
+from plimsoll.run.output import silence, tell
+
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_STANDARD_ERROR = 2
 
 
 def start_ray(config: ClusterConfig) -> None:
@@ -77,14 +87,26 @@ def start_ray(config: ClusterConfig) -> None:
 
 
 def _begin(config: ClusterConfig) -> None:
-    with (
-        authentication(config.address),
-        _listen_to(loopback_only=config.address is None),
-        _keep_signal_handler(),
-        _start_own_process_groups(),
-        _without_services(unused=config.address is None),
-        _end_children_on_error(),
-    ):
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(authentication(config.address))
+        enter(_keep_signal_handler())
+        # Start Ray's processes in process groups of their own. `timeout`, Slurm and terminals send
+        # signals to the command's group. SIGTERM would end Ray's processes, but the command needs
+        # them until it has saved.
+        own_group = partial(services.ConsolePopen, process_group=0)
+        enter(_with_attributes(services, ConsolePopen=own_group))
+        if config.address is None:
+            # Let all processes listen on 127.0.0.1 only. Ray does so by itself where it cannot have
+            # several nodes; `ray.init` takes no such argument.
+            enter(_with_attributes(ray_constants, ENABLE_RAY_CLUSTER=False))
+            # Start no autoscaler, log forwarder and API server. A Ray of one run on one machine
+            # uses none of them, and `include_dashboard` leaves the API server running. Together
+            # they took 4 of the 7.5 CPU seconds of a start, and 270 MB.
+            for start in ("start_monitor", "start_log_monitor"):
+                enter(_with_attributes(Node, **{start: lambda node: None}))
+            enter(_with_attributes(services, start_api_server=lambda *_, **options: (None, None)))
+        enter(_end_children_on_error())
         ray.init(
             address=config.address or "local",
             include_dashboard=None if config.address else False,
@@ -123,9 +145,9 @@ def wait_for_nodes(config: ClusterConfig, engines: int) -> list[str]:
         PlimsollError: Too few nodes have joined within `cluster.start_timeout`.
     """
     deadline, has_told_user = time.monotonic() + config.start_timeout, False
-    while len(nodes := _live_nodes()) < config.nodes:
+    while len(nodes := [node for node in ray.nodes() if node["Alive"]]) < config.nodes:
         here = f"the Ray cluster at {config.address} has {len(nodes)} of {config.nodes} nodes"
-        here += f" ({', '.join(_addresses(nodes))})"
+        here += f" ({', '.join(node['NodeManagerAddress'] for node in nodes)})"
         if time.monotonic() > deadline:
             raise NodesMissing(
                 f"{here} (cluster.nodes) after {config.start_timeout:.0f} s "
@@ -136,7 +158,9 @@ def wait_for_nodes(config: ClusterConfig, engines: int) -> list[str]:
             tell(f"{here}: waiting for the others")
             has_told_user = True
         time.sleep(0.5)
-    return nodes[: config.nodes]
+    this_node = ray.get_runtime_context().get_node_id()
+    nodes.sort(key=lambda node: (node["NodeID"] != this_node, node["NodeManagerAddress"]))
+    return [node["NodeID"] for node in nodes[: config.nodes]]
 
 
 def _flags_for(config: ClusterConfig, nodes: int, engines: int) -> tuple[str, ...]:
@@ -152,15 +176,17 @@ def _flags_for(config: ClusterConfig, nodes: int, engines: int) -> tuple[str, ..
     return tuple(word for key, number in flags.items() for word in (f"--{key}", str(number)))
 
 
-def _live_nodes() -> list[str]:
-    this_node = ray.get_runtime_context().get_node_id()
-    live = [node for node in ray.nodes() if node["Alive"]]
-    live.sort(key=lambda node: (node["NodeID"] != this_node, node["NodeManagerAddress"]))
-    return [node["NodeID"] for node in live]
-
-
-def _addresses(nodes: Sequence[str]) -> list[str]:
-    return [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] in nodes]
+@contextmanager
+def _with_attributes(owner: Any, **values: object) -> Iterator[None]:
+    """Give a module or a class of Ray other attributes during the block."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 @contextmanager
@@ -169,28 +195,12 @@ def _keep_signal_handler() -> Iterator[None]:
 
     Without this, Ray replaces the handler twice: by an immediate exit, then by an abort in C++.
     """
-    handle = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
     try:
-        yield
+        with _with_attributes(utils, set_sigterm_handler=lambda handler: None):
+            yield
     finally:
-        utils.set_sigterm_handler = handle
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
-@contextmanager
-def _listen_to(*, loopback_only: bool) -> Iterator[None]:
-    """Let all processes of a Ray that starts inside the block listen on 127.0.0.1 only, if asked.
-
-    Ray does so by itself where it cannot have several nodes; `ray.init` takes no such argument.
-    """
-    may_have_nodes = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = may_have_nodes and not loopback_only
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = may_have_nodes
 
 
 @contextmanager
@@ -209,32 +219,59 @@ def _end_children_on_error() -> Iterator[None]:
 
 
 @contextmanager
-def _without_services(*, unused: bool) -> Iterator[None]:
-    """Start no autoscaler, log forwarder and API server inside the block, if asked.
+def authentication(address: str | None) -> Iterator[None]:
+    """Choose Ray's authentication while a Ray starts, or is joined at `address`, inside the block.
 
-    A Ray of one run on one machine uses none of them, and `include_dashboard` leaves the API server
-    running. Together they took 4 of the 7.5 CPU seconds of a start, and 270 MB.
+    - A Ray that starts gets a token of its own, unless the environment names one. Ray would write
+      a new one to ~/.ray: two runs may do so at once, and HOME may refuse it.
+    - A cluster gets the token of the environment or of ~/.ray if it asks for one, and not
+      otherwise. With a token, this command would ask for it, too, and the processes of a cluster
+      without could not call it back. Ray looks at ~/.ray, not at the cluster.
+
+    Afterwards the environment is as it was: the next Ray of this process may differ.
+
+    Raises:
+        AuthenticationError: The cluster asks for a token that this machine does not have.
     """
-    start = Node.start_monitor, Node.start_log_monitor, services.start_api_server
-    if unused:
-        Node.start_monitor = Node.start_log_monitor = lambda node: None
-        services.start_api_server = lambda *arguments, **options: (None, None)
+    before = {name: os.environ.get(name) for name in (_MODE, _TOKEN)}
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it logs a line about the token
     try:
+        if address is None:
+            os.environ.setdefault(_TOKEN, secrets.token_hex(32))
+        elif address != AUTO:
+            os.environ[_MODE] = "token" if _asks_for_token(address) else "disabled"
+        _read_environment()
         yield
-    finally:
-        Node.start_monitor, Node.start_log_monitor, services.start_api_server = start
+    except BaseException:
+        _restore(before)
+        _read_environment()  # Ray ends the process if it is to send a token that is not there
+        raise
+    _restore(before)
 
 
-@contextmanager
-def _start_own_process_groups() -> Iterator[None]:
-    """Start Ray's processes in separate process groups inside the block.
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
-    `timeout`, Slurm and terminals send signals to the command's process group. SIGTERM would end
-    Ray's processes, but the command needs them until it has saved.
-    """
-    plain = services.ConsolePopen
-    services.ConsolePopen = partial(plain, process_group=0)
+
+def _asks_for_token(address: str) -> bool:
+    os.environ[_MODE] = "disabled"
+    _read_environment()
+    standard_error = os.dup(_STANDARD_ERROR)
+    silence(_STANDARD_ERROR)  # the client warns of the token that is not sent
     try:
-        yield
+        GcsClient(address=address).internal_kv_keys(b"", None)
+    except AuthenticationError:
+        return True
     finally:
-        services.ConsolePopen = plain
+        os.dup2(standard_error, _STANDARD_ERROR)
+        os.close(standard_error)
+    return False
+
+
+def _read_environment() -> None:
+    """Let Ray's C++ code read mode and token again; it keeps them as long as the process lives."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

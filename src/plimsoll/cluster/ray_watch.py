@@ -1,4 +1,7 @@
-"""Watch ranks and engines: ask them for signs of life while the run waits for their calls."""
+"""Watch ranks and engines: ask them for signs of life while the run waits for their calls.
+
+While they start, which gives no signs yet, name those for which a start waits.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Timer
 from typing import Any
 
 import ray
@@ -19,6 +23,7 @@ _EVERY_SECONDS = 5.0
 """How often members are asked for a sign of life."""
 _LOOK_SECONDS = 0.1
 """How long one call of `looking`'s function waits for a reference to end."""
+_SLOW_SECONDS = 30.0
 
 
 class HangWatch:
@@ -114,24 +119,18 @@ class HangWatch:
         if self._heartbeats.now - self._asked_at < self._every:
             return None
         self._asked_at = self._heartbeats.now
-        self._listen()
-        hang = self._heartbeats.hang(allowed)
-        self._ask()
-        return hang
-
-    def _listen(self) -> None:
         ready, _ = ray.wait([*self._asked], num_returns=max(1, len(self._asked)), timeout=0)
         for reference in ready:
             member = self._asked.pop(reference)
             with suppress(RayError):  # it has died, which other calls report
                 self._heartbeats = self._heartbeats.answer(member.name, ray.get(reference))
-
-    def _ask(self) -> None:
+        hang = self._heartbeats.hang(allowed)
         late = {member.name for member in self._asked.values()}
         for member in self._members:
             self._heartbeats = self._heartbeats.ask(member.name)
             if member.name not in late:
                 self._asked[member.actor.sign.remote()] = member
+        return hang
 
 
 def take_errors(references: Iterable[Any]) -> None:
@@ -149,3 +148,25 @@ def first_ended(references: Sequence[Any], timeout: float) -> Any:
     # Without fetch_local, a bucket that only passes by is not copied to this node.
     ready, _ = ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False)
     return ready[0] if ready else None
+
+
+@contextmanager
+def naming_slow_starts(
+    late: Callable[[], Sequence[str]], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Name the processes that have not started, if the block takes over 30 seconds.
+
+    Args:
+        late: returns the names of these processes.
+        say: takes the line with the names.
+    """
+    timer = Timer(
+        _SLOW_SECONDS,
+        lambda: say(f"waiting for {', '.join(late())} to start, for {_SLOW_SECONDS:.0f} s now"),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

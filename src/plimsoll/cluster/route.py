@@ -123,7 +123,7 @@ class ActorRoute:
         self, sequences: Sequence[Ints], disturbance: Disturbance | None = None
     ) -> list[Floats]:
         """Return the trainer's log-probs of all tokens but the first, one array per sequence."""
-        samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
+        samples = [Sample(tokens, np.arange(len(tokens)) > 0) for tokens in sequences]
         packs = pack(samples, self._cluster.streams, max(self._largest, *map(len, sequences)))
         rank_log_probs = self._cluster.call(
             Worker.probe_log_probs, [("actor", rank_packs, disturbance) for rank_packs in packs]
@@ -165,9 +165,3 @@ class AdapterRoute:
         """Send the adapter; return the bytes that one engine received. Only `version` is used."""
         gather_arguments = [("actor", version)]
         return sum(self._cluster.hand_over(Worker.adapter_files, gather_arguments, _TAKE_ADAPTER))
-
-
-def _all_but_first(length: int) -> np.ndarray:
-    loss_mask = np.ones(length, dtype=np.bool_)
-    loss_mask[0] = False
-    return loss_mask

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.text import Text
 
-from plimsoll.cluster.ray_folder import longest_temporary, private_folder
+from plimsoll.cluster.ray_access import longest_temporary, private_folder
 from plimsoll.commands.doctor_machine import Disk, Machine, observe
 from plimsoll.config.problems import Problem, Severity, find, finding
 from plimsoll.errors import PlimsollError

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from os.path import expanduser
 from pathlib import Path
 
-from plimsoll.cluster.address import check_reachable
-from plimsoll.cluster.ray_folder import private_folder, temporary_directory
+from plimsoll.cluster.ray_access import check_reachable, private_folder, temporary_directory
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import HostMemory, live_host, multiplies_bfloat16, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards

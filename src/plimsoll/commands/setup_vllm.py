@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 from plimsoll.errors import PlimsollError
-from plimsoll.sampler.vllm.installation import BUILDS, VERSION
+from plimsoll.sampler.vllm.rules import BUILDS, VERSION
 
 _COMPILER = "triton"
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})

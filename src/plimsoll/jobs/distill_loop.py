@@ -24,8 +24,7 @@ from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity
 from plimsoll.train.update import OptimizerStep
-from plimsoll.trainer.objectives import DistillationObjective
-from plimsoll.trainer.teacher_forward import TeacherForward
+from plimsoll.trainer.objectives import DistillationObjective, TeacherForward
 from plimsoll.trainer.worker import Worker
 
 DistillWork = Work[DistillConfig, Sample]

@@ -85,9 +85,13 @@ from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_se
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
 from plimsoll.train.session import RunSession, evaluates_first, lineage_of
 from plimsoll.train.update import OptimizerStep
-from plimsoll.trainer.objectives import DistillationObjective, PolicyObjective, PolicyStream
+from plimsoll.trainer.objectives import (
+    DistillationObjective,
+    PolicyObjective,
+    PolicyStream,
+    TeacherForward,
+)
 from plimsoll.trainer.schedule import learning_rate
-from plimsoll.trainer.teacher_forward import TeacherForward
 
 S = TypeVar("S")
 

@@ -16,7 +16,7 @@ from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, Trajectory
 from plimsoll.run.readings import Reading
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel
-from plimsoll.trainer.export import AdapterFiles
+from plimsoll.trainer.weights import AdapterFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,30 +120,24 @@ class RolloutEngine(Protocol):
 
     async def generate(self, request: Request) -> list[Trajectory]:
         """Return all responses: prompt by prompt, and for each prompt sample by sample."""
-        ...
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the log-prob (nats, temperature 1) of every token but the first, per sequence."""
-        ...
 
     async def sleep(self) -> None:
         """Free the memory that the engine's settings name, until new weights come."""
-        ...
 
     async def cards(self) -> Sequence[str]:
         """Return the name of the card of each of the engine's processes; "" for a CPU."""
-        ...
 
     async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
         """Prepare for these tensors as new weights, in buckets; if asleep, make room for them."""
-        ...
 
     async def receive(self, *buckets: WeightBucket) -> int:
         """Take one bucket and check its checksums; return the bucket's bytes.
 
         Each rank that sends gives the same weights; the engine's processes take what they reach.
         """
-        ...
 
     async def end_receiving(self) -> None:
         """Put the new weights in their places, and let go of the senders' memory.
@@ -151,48 +145,39 @@ class RolloutEngine(Protocol):
         Raises:
             WeightSyncError: a tensor is missing.
         """
-        ...
 
     async def finish_sync(self, version: int) -> None:
         """Use the new weights as `version` from now on; wake up, and drop cached prefixes."""
-        ...
 
     async def pause(self) -> None:
         """Sample no further token until `resume`; requests keep what they have, new ones wait."""
-        ...
 
     async def resume(self) -> None:
         """Sample on; each token from here on has the version of the weights that sample it."""
-        ...
 
     async def read_memory(self) -> Reading:
         """Return the memory of the engine's processes, and their peaks since the last call.
 
         With several cards, the reading is of the fullest one.
         """
-        ...
 
     async def take_adapter(self, files: AdapterFiles) -> int:
         """Sample with this adapter on the engine's weights from now on; return its bytes.
 
         Cached prefixes are dropped, and the engine takes the adapter's version.
         """
-        ...
 
     async def watch(self) -> str:
         """Wait until the engine has died; return the reason."""
-        ...
 
     async def answer(self) -> None:
         """Wait until the engine's own processes have answered, between two of their steps.
 
         It may be called in another event loop than the engine's.
         """
-        ...
 
     async def stop(self) -> None:
         """End the engine and its processes."""
-        ...
 
 
 ENGINE_ENDED = "its engine process ended"

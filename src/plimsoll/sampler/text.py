@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -98,20 +99,11 @@ def end_tokens(
     model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
 ) -> tuple[int, ...]:
     """Return the ids of all end tokens of the model, its generation config and its tokenizer."""
-    config = read_model_config(model, trust_remote_code)
-    named = (tokenizer.eos_token_id, config.eos_token_id, _generation_end(model))
-    lists = [
-        tokens_named if isinstance(tokens_named, list) else [tokens_named] for tokens_named in named
-    ]
+    named = [tokenizer.eos_token_id, read_model_config(model, trust_remote_code).eos_token_id]
+    with suppress(OSError):  # a model without generation_config.json
+        named.append(GenerationConfig.from_pretrained(model).eos_token_id)
+    lists = [tokens if isinstance(tokens, list) else [tokens] for tokens in named]
     return tuple(sorted({token for tokens in lists for token in tokens if token is not None}))
-
-
-def _generation_end(model: str) -> int | list[int] | None:
-    try:
-        end: int | list[int] | None = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # a model without generation_config.json
-        return None
-    return end
 
 
 def check_turn_end(template: Template, model: ModelConfig, sampling: SamplingConfig) -> None:

@@ -13,32 +13,40 @@ An engine that dies in the middle leaves its card's memory open, and the others 
 does not end: `break_off` frees them, `drop` the memory.
 
 Handles hold plain values only, so that nothing need be unpickled from them.
+
+Processes meet in stores (`serve_store`, `find_store`), those of the training ranks as well.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
 from plimsoll.config.rollout import DecidedRoute
 from plimsoll.errors import WeightSyncError
-from plimsoll.sync.meeting import PATIENCE, find_store, fixed_segments, serve_store
+from plimsoll.machine.host import own_address
+from plimsoll.machine.local_host import expands, user_settings, with_segments
 
 Handle = tuple[Any, ...]
 """What an outlet ships: the plain values by which an inlet finds a bucket's bytes."""
 
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others, in a store or a collective. NCCL's own 10 minutes are too
+short if a rank reads a large model from a slow disk, and engines may wake from sleep first."""
 _LISTEN_SECONDS = 1.0
 """How often an engine's process asks whether the sender has broken off."""
 
@@ -73,23 +81,18 @@ class Outlet(Protocol):
 
         Engines must have read the last bucket but one.
         """
-        ...
 
     def ship(self) -> Handle:
         """Send the bucket that was packed into the last `room`; return its handle."""
-        ...
 
     def close(self) -> None:
         """Give card memory back. Engines must have closed their inlets; `room` opens it again."""
-        ...
 
     def break_off(self) -> None:
         """Free all members from a transfer that will not end; another thread may be in it."""
-        ...
 
     def drop(self) -> None:
         """Give back all memory, also what a dead engine had open; the outlet is used no more."""
-        ...
 
 
 class Inlet(Protocol):
@@ -104,15 +107,12 @@ class Inlet(Protocol):
 
     def reaches(self, handle: Handle) -> bool:
         """Return whether the handle is for this process."""
-        ...
 
     def open(self, handle: Handle, size: int) -> Tensor:
         """Return a bucket's bytes (uint8) on the engine's device, valid until the next bucket."""
-        ...
 
     def close(self) -> None:
         """Let go of all memory of the sender."""
-        ...
 
 
 class SharedFile:
@@ -533,3 +533,60 @@ def open_inlet(channel: Channel, number: int, device: torch.device) -> Inlet:
             return GroupInlet(channel, number, device)
         case "host":
             return HostInlet(device)
+
+
+def serve_store(address: str, port: int = 0, ranks: int | None = None) -> TCPStore:
+    """Return a store that this process serves at one address of the machine.
+
+    TCPStore by itself listens at all addresses. A store asks nobody for a key: whoever reaches it
+    can change what the ranks tell one another.
+
+    Args:
+        address: The address at which other ranks look for the store.
+        port: Its port; 0 for a free one.
+        ranks: How many ranks to wait for; None to wait for none.
+    """
+    own = own_address(address)
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.create_server((own, port), family=family) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            own,
+            port,
+            ranks,
+            is_master=True,
+            timeout=PATIENCE,
+            wait_for_workers=ranks is not None,
+            master_listen_fd=os.dup(listening.fileno()),  # the store closes it
+        )
+
+
+def find_store(address: str, port: int, ranks: int | None = None) -> TCPStore:
+    """Return a connection to a store that another process, or this one, serves."""
+    return TCPStore(address, port, ranks, is_master=False, timeout=PATIENCE)
+
+
+def expand_segments(expandable: bool) -> None:
+    """Let torch's CUDA allocator make expandable segments from now on, or fixed ones.
+
+    Segments that the process already has stay as they are. Memory shared by CUDA IPC needs fixed
+    segments. The user's other settings are set again: PyTorch drops every setting that a change
+    leaves out.
+    """
+    bindings: Any = torch._C
+    change = getattr(bindings, "_accelerator_setAllocatorSettings", None)
+    change = change or torch.cuda.memory._set_allocator_settings  # of a torch without that name
+    change(with_segments(user_settings(), expandable))
+
+
+@contextmanager
+def fixed_segments(device: torch.device) -> Iterator[None]:
+    """During the block, let torch's CUDA allocator make fixed segments only, as CUDA IPC needs."""
+    if device.type == "cpu":
+        yield
+        return
+    expand_segments(False)
+    try:
+        yield
+    finally:
+        expand_segments(not user_settings() or expands(user_settings()))

@@ -10,7 +10,7 @@ from plimsoll.config.rollout import DecidedRoute
 from plimsoll.timeline.items import Tensors, Where
 
 CHECKSUM_BYTES = 10 * 2**20
-"""What a card needs beside a bucket to compute its checksums (sync/checksum.py)."""
+"""What a card needs beside a bucket to compute its checksums (sync/buckets.py)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def sent_buckets(sending: Sending, device: Device) -> Iterator[Tensors]:
     """Yield the buffers of a rank that sends."""
     source, two = "sync/channel.py", sending.two
     if sending.route is None:
-        files = outgoing_buffer("adapter to send", sending.bucket, "trainer/export.py", "host")
+        files = outgoing_buffer("adapter to send", sending.bucket, "trainer/weights.py", "host")
         yield replace(files, life="sending")
     elif sending.route == "host":  # the memory stays for the next sync
         yield replace(outgoing_buffer("buckets of weights", two, source, "host"), life="stepped")

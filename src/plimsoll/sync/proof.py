@@ -59,7 +59,6 @@ class WeightRoute(Protocol):
     @property
     def name(self) -> str:
         """The name of the way in metrics."""
-        ...
 
     def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
         """Send all tensors to all engines in buckets; return the bytes that each engine got.
@@ -67,29 +66,23 @@ class WeightRoute(Protocol):
         The tensors are announced first; at the end the engines use them as `version`. In a
         rehearsal only its layers are sent.
         """
-        ...
 
     def rehearsals(self) -> Sequence[Rehearsal]:
         """Return what is sent before the run, to see that engines use what they get."""
-        ...
 
     def renew(self) -> None:
         """Get ready to send everything anew, by a new way."""
-        ...
 
     def trainer_log_probs(
         self, sequences: Sequence[Ints], disturbance: Disturbance | None = None
     ) -> list[Floats]:
         """Return the trainer's log-prob of every token but the first; temperature 1."""
-        ...
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
         """Return, for every engine, its log-probs of the same tokens."""
-        ...
 
     def engine_answers(self, prompts: Sequence[Ints]) -> list[list[Trajectory]]:
         """Return, for every engine, a short answer to each prompt; temperature 1."""
-        ...
 
 
 @dataclass(frozen=True)

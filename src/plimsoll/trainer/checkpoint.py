@@ -25,7 +25,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.faults import fault_point
 from plimsoll.run.files import explaining_errors, sync
 from plimsoll.run.state import SavedFile, measure_file
-from plimsoll.sync.checksum import hash_bytes
+from plimsoll.sync.buckets import hash_bytes
 from plimsoll.trainer.price import CHECKPOINT_FILE
 
 

@@ -1,5 +1,8 @@
 """The objectives that roles learn: a forward of one micro-batch, and its share of the loss.
 
+Functions beside them do so for a rank's micro-batches, one after another: they compute scores, or
+losses and gradients.
+
 An objective is a frozen dataclass that is sent to the ranks with every optimizer step. One stream
 goes with it for each micro-batch: the micro-batch's data besides its tokens. `Worker.train` accepts
 any object with the method `loss` of `protocol.Objective`.
@@ -7,10 +10,13 @@ any object with the method `loss` of `protocol.Objective`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from plimsoll.algorithm.choice import (
@@ -43,12 +49,17 @@ from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
+from plimsoll.machine.faults import fault_point, fault_value
 from plimsoll.model.distillation import Distilled, Lesson
-from plimsoll.model.policy import EmbeddingNoise, at_ends, at_marks
+from plimsoll.model.policy import EmbeddingNoise, PackTensors, TeacherModel, at_ends, at_marks
+from plimsoll.model.sending import keep_on_host
 from plimsoll.model.token_logprobs import Imitation
-from plimsoll.records import Bools, Floats
-from plimsoll.trainer.protocol import Engine, PackToLearn
-from plimsoll.trainer.teacher_forward import TeacherForward
+from plimsoll.records import BatchCounts, Bools, Floats, Pack
+from plimsoll.trainer.protocol import Engine, Objective, PackToLearn, TrainedEngine
+
+S = TypeVar("S")
+Shares = dict[str, list[torch.Tensor | float]]
+"""For each metric's name, the shares of the micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,49 @@ class NllObjective:
         lesson = Imitation(micro_batch.counts.tokens)
         loss: Tensor = engine.forward(micro_batch.send(), noise=micro_batch.stream, lesson=lesson)
         return LossOutput(loss, {"nll": loss.detach()})
+
+
+@dataclass(frozen=True)
+class TeacherForward:
+    """A teacher's output for one micro-batch, which is the stream of a student.
+
+    The teacher reads all packs of a step before the student learns from the first, so that an
+    offloaded teacher is moved to the device once a step. The hidden states wait in host memory; the
+    logits are computed chunk by chunk when they are compared.
+
+    Attributes:
+        hidden_L_H: The hidden states that are the head's input, in host memory. A card may still be
+            writing them; see `keep_on_host`.
+        teacher: The teacher's engine.
+    """
+
+    hidden_L_H: Tensor
+    teacher: Engine
+
+    @property
+    def model(self) -> TeacherModel:
+        """The teacher's model; use `head` to read the head's weights."""
+        assert isinstance(self.teacher.module, TeacherModel)
+        return self.teacher.module
+
+    @contextmanager
+    def head(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the head's undivided weight and bias (None without one) on the device."""
+        names = self.model.head_names()
+        with self.teacher.gather(names) as tensors:
+            weight, *bias = (tensors[name].to(device, non_blocking=True) for name in names)
+            yield weight, bias[0] if bias else None
+
+
+def teacher_forward(
+    teacher: Engine, packs: Iterable[Pack], device: torch.device
+) -> list[TeacherForward]:
+    """Return the teacher's hidden states for each pack."""
+    with teacher.scoring():
+        states = [
+            keep_on_host(teacher.forward(PackTensors.from_pack(pack, device))) for pack in packs
+        ]
+    return [TeacherForward(hidden_L_H, teacher) for hidden_L_H in states]
 
 
 @dataclass(frozen=True)
@@ -117,12 +171,9 @@ class PreferenceObjective:
             lengths=in_pairs(pack.cu_loss_tokens.diff().float()),
             pairs=micro_batch.counts.sequences // 2,
         )
-        return preference_objective(
-            inputs,
-            in_pairs(sent["reference_S"]) if sent else None,
-            preference_loss(self.preference_loss),
-            self.nll_weight,
-        )
+        reference = in_pairs(sent["reference_S"]) if sent else None
+        loss = preference_loss(self.preference_loss)
+        return preference_objective(inputs, reference, loss, self.nll_weight)
 
 
 @dataclass(frozen=True)
@@ -190,9 +241,8 @@ class FeedbackObjective:
         pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
         reference_S = sent["reference_logprobs_S"]
-        logratios_S = (
-            logprobs_S[: len(reference_S)] - reference_S
-        )  # a filler is the only sequence of its pack
+        # A filler is the only sequence of its pack.
+        logratios_S = logprobs_S[: len(reference_S)] - reference_S
         inputs = FeedbackLossInputs(logratios_S, sent["desirable_S"], self.kl, self.labels)
         return feedback_loss(self.feedback_loss)(inputs)
 
@@ -279,3 +329,74 @@ class ValueObjective:
         values_L = engine.forward(pack)
         inputs = ValueLossInputs(values_L=values_L, **sent, counts=micro_batch.counts)
         return value_loss(inputs, self.clip)
+
+
+def score(
+    engine: Engine,
+    packs: Iterable[Pack],
+    forward: Callable[[PackTensors], Tensor],
+    device: torch.device,
+) -> list[Floats]:
+    """Return the result of `forward` for each pack: fp32, in host memory, without gradients.
+
+    `forward` calls the engine's `forward`.
+    """
+    with engine.scoring():
+        pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
+    # Read scores only after the last forward: see `_totals`.
+    return [pack_values.cpu().numpy() for pack_values in pack_scores]
+
+
+def losses(
+    engine: Engine,
+    packs: Iterable[Pack],
+    streams: Sequence[S],
+    counts: BatchCounts,
+    objective: Objective[S],
+    device: torch.device,
+) -> Iterator[LossOutput]:
+    """Yield the loss and metrics of each pack, computed when the caller asks for them.
+
+    `streams`: one per pack. `counts`: the counts of the optimizer step, over all ranks.
+    """
+    for pack, stream in zip(packs, streams, strict=True):
+        # Nothing has a name here: it would be held while the next micro-batch is computed.
+        yield fault_value(
+            "rank.forward",
+            objective.loss(engine, PackToLearn(pack, stream, counts, device)),
+        )
+
+
+def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
+    """Add up the gradients of the losses; return the rank's share of the loss and metrics."""
+    shares: Shares = {}
+    for output in outputs:
+        fault_point("rank.backward")
+        engine.backward(output.loss)
+        _add_shares(shares, output)
+    return _totals(shares)
+
+
+def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
+    """Return the rank's share of the loss and of its metrics, without gradients."""
+    shares: Shares = {}
+    with engine.scoring():
+        for output in outputs:
+            _add_shares(shares, output)
+    return _totals(shares)
+
+
+def _add_shares(shares: Shares, output: LossOutput) -> None:
+    """Add a micro-batch's loss and metrics to `shares`; tensors stay on their device."""
+    for name, share in ({"loss": output.loss} | output.metrics).items():
+        value = share.detach() if isinstance(share, torch.Tensor) else share
+        shares.setdefault(name, []).append(value)
+
+
+def _totals(shares: Shares) -> dict[str, float]:
+    """Return the sums, by metric; call it only after the last micro-batch.
+
+    To read a number from a card, the host waits until the card has done all queued work. Meanwhile
+    it could not prepare the next micro-batch.
+    """
+    return {name: sum(map(float, values), 0.0) for name, values in shares.items()}

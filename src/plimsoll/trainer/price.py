@@ -146,10 +146,8 @@ def trained_role(
     """
     name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
     trained = trainer_price(role).trained(role, role_work, sending)
-    form = activation_form(
-        *(role.model, role.adapter, shape, role_work.head, device, entropy, role_work.scaled),
-        role_work.capability,
-    )
+    traits = role_work.head, device, entropy, role_work.scaled, role_work.capability
+    form = activation_form(role.model, role.adapter, shape, *traits)
     form = form if teacher is None else replace(form, head=teacher)
     return (
         *state_items(name, trained.tensors, phase, role_work.moments),
@@ -180,10 +178,8 @@ def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]
     name, shape = role_work.name, role_work.shape
     device, moments = role_work.device, role_work.moments
     tensors = trainer_price(role).frozen(role, role_work)
-    form = activation_form(
-        *(role.model, None, shape, role_work.head, device, False, role_work.scaled),
-        role_work.capability,
-    )
+    traits = role_work.head, device, False, role_work.scaled, role_work.capability
+    form = activation_form(role.model, None, shape, *traits)
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
         *state_items(name, tensors, None, moments),
@@ -208,69 +204,38 @@ def loading_tensors(
     are cast and copied to the device one by one. On CPU, weights to be quantised are read ahead.
     """
     if device == "cpu":
-        yield Tensors(
-            "weights",
-            "weights to quantise",
-            "read to be quantised",
-            quantized,
-            element,
-            "transformers, core_model_loading.py: threads read ahead",
-            where="host",
-            life="loading",
-        )
-    yield Tensors(
-        "buffers",
-        "copy while loading",
-        "of the largest tensor",
-        shape.largest_parameter,
-        element,
-        "trainer/zero/frozen.py: one weight at a time, from files that are mapped",
-        where="host",
-        life="loading",
-    )
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """The weights of a role that one rank saves or sends.
-
-    Attributes:
-        trained: Bytes of the parameters that learn.
-        every: Bytes of all parameters, those in 4 bits as they are stored.
-        adapted: Whether an adapter learns, and is saved by itself.
-        gathers: Whether the engine divides the weights, and gathers them bucket by bucket on every
-            rank.
-    """
-
-    trained: int
-    every: int
-    adapted: bool
-    gathers: bool
+        name, of = "weights to quantise", "read to be quantised"
+        source = "transformers, core_model_loading.py: threads read ahead"
+        yield Tensors("weights", name, of, quantized, element, source, where="host", life="loading")
+    name, of, size = "copy while loading", "of the largest tensor", shape.largest_parameter
+    source = "trainer/zero/frozen.py: one weight at a time, from files that are mapped"
+    yield Tensors("buffers", name, of, size, element, source, where="host", life="loading")
 
 
 def outgoing_tensors(
-    weights: Outgoing, device: Device, sending: Sending | None, first: bool
+    work: RoleWork, sending: Sending | None, *, saved: int, every: int, gathers: bool
 ) -> Iterator[Tensors]:
     """Yield the buffers of the actor's weights on their way to engines and to files.
 
     Args:
-        weights: The weights.
-        device: The device that the rank computes on.
+        work: The actor's model, and what the rank does with it.
         sending: How the weights go to engines; None without engines.
-        first: Whether this is the rank that collects what the ranks gather.
+        saved: Bytes of the parameters that are saved: an adapter's alone if one learns.
+        every: Bytes of all parameters, those in 4 bits as they are stored.
+        gathers: Whether the engine divides the weights, and gathers them bucket by bucket on every
+            rank.
     """
-    saved = weights.trained if weights.adapted else weights.every
-    if weights.gathers:
-        bucket = 0 if sending is None else min(sending.bucket, weights.every)
-        where: Where = "device" if device == "cuda" else "host"
+    if gathers:
+        bucket = 0 if sending is None else min(sending.bucket, every)
+        where: Where = "device" if work.device == "cuda" else "host"
         source = "trainer/protocol.py: gather"
         gathered = outgoing_buffer("gathered weights", bucket, source, where)
         yield replace(gathered, life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
-    if sending is not None and (first or sending.route == "ipc"):
-        yield from sent_buckets(sending, device)
-    if first:
-        source = "trainer/export.py: write_model collects on rank 0"
+    if sending is not None and (work.first or sending.route == "ipc"):
+        yield from sent_buckets(sending, work.device)
+    if work.first:
+        source = "trainer/weights.py: write_model collects on rank 0"
         yield replace(outgoing_buffer("model to save", saved, source, "host"), life="saving")
 
 
@@ -297,7 +262,7 @@ def teacher_items(
 
     def item(name: str, where: Where, size: int, words: str) -> Item:
         formula = f"{element} bytes x {words} x {hidden:,}"
-        source = "trainer/teacher_forward.py"
+        source = "trainer/objectives.py"
         return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
 
     words = f"{tokens:,} tokens of a step"

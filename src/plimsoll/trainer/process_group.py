@@ -1,10 +1,19 @@
-"""The process group of the training ranks, and what must be set before DeepSpeed is imported."""
+"""The process group of the training ranks, and what must be set before DeepSpeed is imported.
+
+In it the ranks agree that none of them has failed, before each step that they take together. A rank
+that fails alone leaves the others waiting for it in the next collective. So the ranks vote before
+every collective of a step that may fail, and at its end. A rank that has failed votes against once.
+The vote is the next one of all the others, and they leave the step at the same place.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,12 +21,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
 from plimsoll.config.cluster import Device
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.host import network_interface
 from plimsoll.machine.local_host import user_settings
 from plimsoll.machine.nvidia import own_cards
-from plimsoll.sync.meeting import PATIENCE, expand_segments, find_store, serve_store
+from plimsoll.sync.channel import PATIENCE, expand_segments, find_store, serve_store
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, about 1 MB
@@ -30,7 +39,6 @@ class Place:
     """Where one training rank runs.
 
     Attributes:
-        local_rank: The number of the rank's GPU, among those that its process sees.
         address, port: The rendezvous of rank 0.
         threads: CPU threads of the process.
         ranks_per_node: How many consecutive ranks share a node, the same number everywhere; None if
@@ -39,7 +47,6 @@ class Place:
 
     rank: int
     ranks: int
-    local_rank: int
     address: str
     port: int
     device: Device
@@ -48,10 +55,8 @@ class Place:
 
     @property
     def torch_device(self) -> torch.device:
-        """The rank's own device."""
-        return (
-            torch.device("cuda", self.local_rank) if self.device == "cuda" else torch.device("cpu")
-        )
+        """The rank's own device: the first card that its process sees, or the CPU."""
+        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
 
 
 def check_device(device: Device) -> Device:
@@ -85,7 +90,7 @@ def prepare_environment(place: Place) -> None:
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.ranks),
-        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_RANK": "0",
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
         "DS_ACCELERATOR": place.device,
@@ -99,14 +104,6 @@ def prepare_environment(place: Place) -> None:
     torch.set_num_threads(place.threads)
 
 
-def _common_store(place: Place) -> Store:
-    """Return the store in which the ranks find one another; a single rank needs no network."""
-    if place.ranks == 1:
-        return HashStore()
-    meet = serve_store if place.rank == 0 else find_store
-    return meet(place.address, place.port, place.ranks)
-
-
 def join(place: Place) -> torch.device:
     """Join the process group, and return the rank's device; block until all ranks have come."""
     prepare_environment(place)
@@ -116,12 +113,13 @@ def join(place: Place) -> torch.device:
         if not user_settings():
             expand_segments(True)
     if not dist.is_initialized():
+        store: Store = HashStore()  # a single rank needs no network
+        if place.ranks > 1:
+            meet = serve_store if place.rank == 0 else find_store
+            store = meet(place.address, place.port, place.ranks)
+        backend = "nccl" if place.device == "cuda" else "gloo"
         dist.init_process_group(
-            "nccl" if place.device == "cuda" else "gloo",
-            store=_common_store(place),
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=PATIENCE,
+            backend, store=store, rank=place.rank, world_size=place.ranks, timeout=PATIENCE
         )
     # DeepSpeed 0.19.8 calls functions that torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
@@ -173,3 +171,66 @@ def leave() -> None:
 
         # torch's function alone would leave DeepSpeed with dead groups
         deepspeed.comm.destroy_process_group()
+
+
+class PeerFailed(PlimsollError):
+    """Another rank has failed, so this rank leaves the step, too."""
+
+
+class Vote:
+    """The votes of one rank.
+
+    A vote is a message to other ranks in each of log2(ranks) rounds, in host memory: the cards do
+    not wait for it. In a round each rank passes on what it has heard to the rank that is 1, 2, 4,
+    ... places further, so that all have heard of all in the end (Hensgen, Finkel and Manber 1988,
+    the dissemination barrier).
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._rank, self._ranks = place.rank, place.ranks
+        self._on_cards = place.device == "cuda"
+        self._is_inside = False
+
+    @cached_property
+    def _group(self) -> dist.ProcessGroup | None:
+        """The group of the messages, made at the first vote; None for that of all ranks.
+
+        NCCL has no messages in host memory. A run that never votes needs no second group.
+        """
+        return dist.new_group(backend="gloo") if self._on_cards else None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the last collective has not ended: then the others wait in it for this rank."""
+        return self._is_inside
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Vote in favour, then allow a collective in the block. Raise PeerFailed as `in_favour`."""
+        self.in_favour()
+        self._is_inside = True
+        yield
+        self._is_inside = False
+
+    def in_favour(self) -> None:
+        """Vote that this rank has not failed. Raise PeerFailed if another rank has."""
+        if self._any_against(False):
+            raise PeerFailed("another rank has failed in this step")
+
+    def against(self) -> None:
+        """Vote that this rank has failed."""
+        self._any_against(True)
+
+    def _any_against(self, own: bool) -> bool:
+        """Return whether this rank, or one that it has heard of by now, votes against."""
+        against, distance = own, 1
+        while distance < self._ranks:
+            sent, heard = torch.tensor(int(against)), torch.tensor(0)
+            to = (self._rank + distance) % self._ranks
+            source = (self._rank - distance) % self._ranks
+            sending = dist.isend(sent, to, self._group)
+            dist.recv(heard, source, self._group)
+            assert sending is not None, "a rank that is not in the group"
+            sending.wait()
+            against, distance = against or bool(heard), 2 * distance
+        return against

@@ -32,18 +32,15 @@ class Engine(Protocol):
 
     def forward(self, *inputs: object, **options: object) -> Any:
         """Return the model's output for one micro-batch; arguments as in the model's `forward`."""
-        ...
 
     def scoring(self) -> AbstractContextManager[None]:
         """Return a context manager inside which no gradients are kept."""
-        ...
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that yields the undivided parameters by name, on every rank.
 
         Use the tensors inside the block only.
         """
-        ...
 
     def sleep(self, weights: bool) -> None:
         """Move what stays on the device between two steps to host memory, until `wake`.
@@ -51,18 +48,15 @@ class Engine(Protocol):
         `weights`: move the weights too; else only the states of a model that learns. What is asleep
         already stays asleep.
         """
-        ...
 
     def wake(self) -> None:
         """Move everything back, bit for bit; do nothing if nothing is asleep."""
-        ...
 
     def share(self, role: str) -> DividedShare | None:
         """Return how much this rank holds of divided tensors; None if nothing is divided.
 
         `role`: the name of the role that the engine serves.
         """
-        ...
 
 
 class FrozenEngine(Engine, Protocol):
@@ -70,7 +64,6 @@ class FrozenEngine(Engine, Protocol):
 
     def release(self) -> None:
         """Free the weights for good."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,6 @@ class TrainedEngine(Engine, Protocol):
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this micro-batch's share of the global mean loss."""
-        ...
 
     def step(self, learning_rate: float) -> float:
         """Take one optimizer step; return the norm of the full gradient before clipping.
@@ -113,7 +105,6 @@ class TrainedEngine(Engine, Protocol):
         Gradients are reduced over the ranks and clipped, and cleared after the update. If the norm
         is not finite, nothing changes but `steps`.
         """
-        ...
 
     def guard_collectives(
         self, around: Callable[[], AbstractContextManager[None]]
@@ -123,7 +114,6 @@ class TrainedEngine(Engine, Protocol):
         If `around` raises, the collective is not begun, and the error leaves the pass that asked
         for it.
         """
-        ...
 
     def abandon_step(self) -> None:
         """Drop all gradients since the last step, after a forward or backward pass that failed.
@@ -131,28 +121,24 @@ class TrainedEngine(Engine, Protocol):
         The failed pass may have ended anywhere, on each rank elsewhere, but in no collective.
         Weights, states and `steps` stay as they are.
         """
-        ...
 
     def swap_average(self) -> None:
         """Exchange the weights with their moving average, if one is kept.
 
         A second call brings the weights back.
         """
-        ...
 
     def checkpoint_files(self) -> Iterator[CheckpointFile]:
         """Yield the files of masters, moments and moving average, asleep or awake.
 
         Each file is copied to host memory when it is taken; later steps do not change it.
         """
-        ...
 
     def restore(self, directory: Path) -> None:
         """Load the files of `checkpoint_files`, also those of other ranks in another division.
 
         If the role was divided in the same way, the values are restored bit for bit.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -203,7 +189,6 @@ class Objective(Protocol[StreamT]):
 
     def loss(self, engine: Engine, micro_batch: PackToLearn[StreamT]) -> LossOutput:
         """Return the micro-batch's share of the loss and of the metrics."""
-        ...
 
 
 def not_finite_error(norm: float, loss: float, in_a_row: int) -> PlimsollError:

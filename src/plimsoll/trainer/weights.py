@@ -1,4 +1,7 @@
-"""Weights on their way out of the trainer: in buckets, by their Hugging Face names.
+"""Weights on their way out of the trainer: in buckets to engines, and in files.
+
+The files are for other programs, too: the full trained model, or the adapter alone. Tensors have
+their Hugging Face names.
 
 ZeRO-3 shards are gathered one bucket at a time, so the full model is never on one GPU. A tied head
 is sent twice, under both names: on CPU, vLLM keeps a packed copy of the head, and renews it only
@@ -7,23 +10,32 @@ for a tensor with the head's name.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from plimsoll.model.adapters import parts_of_weight, plain_weight
+from plimsoll.model.adapters import adapter_bytes, parts_of_weight, plain_weight, save_adapter
 from plimsoll.model.disturbance import UNSCALED, Scaled, scalable_layers
-from plimsoll.model.files import hf_state_names, plain_name, published_weights
-from plimsoll.model.policy import PolicyModel
+from plimsoll.model.files import (
+    Companions,
+    hf_state_names,
+    plain_name,
+    published_weights,
+    save_hf,
+    saved_buffers,
+    weights_for_files,
+)
+from plimsoll.model.policy import PolicyModel, ValueModel
 from plimsoll.model.quantization import plain_shape
 from plimsoll.sync.buckets import WeightBucket, packed_bytes, ship_bucket
 from plimsoll.sync.channel import Outlet
 from plimsoll.sync.proof import Rehearsal
+from plimsoll.trainer.price import SAVE_BUCKET
 from plimsoll.trainer.protocol import Engine
 
 _IN_LAYER = re.compile(r"\.\d+\.")
@@ -105,7 +117,7 @@ def plan_buckets(
         wanted = weights_of_layers(layers)
         blocks = (names for names in blocks if any(plain_name(n) in wanted for n in names))
     for names in blocks:
-        sizes = [_plain_bytes(engine.module.get_parameter(name)) for name in names]
+        sizes = [_frame(engine.module.get_parameter(name)).nbytes for name in names]
         together = sum(sizes) <= bucket_bytes
         for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
             needed = sum(sizes) if together and place == 0 else size
@@ -187,11 +199,6 @@ def _with_ties(
     return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 
 
-def _plain_bytes(parameter: nn.Parameter) -> int:
-    """Return the bytes of the undivided parameter, dequantised if it is quantised."""
-    return math.prod(plain_shape(parameter)) * parameter.element_size()
-
-
 def plan_rehearsals(engine: Engine) -> tuple[Rehearsal, ...]:
     """Return the rehearsals before a run; the last one leaves engines with the right weights."""
     groups = (*_groups(engine), ())
@@ -231,3 +238,57 @@ def _is_learned(policy: PolicyModel, layer: str) -> bool:
     module = policy.get_submodule(layer)
     inner = ".base_layer" if hasattr(module, "base_layer") else ""
     return learns(policy, f"{layer}{inner}.weight")
+
+
+def write_model(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
+    """Write the model as a Hugging Face directory; all ranks must call it.
+
+    Weights are gathered bucket by bucket into rank 0's host memory.
+    """
+    state: dict[str, Tensor] = {}
+    for names in plan_buckets(engine, SAVE_BUCKET):
+        with plain_weights(engine, names) as weights:
+            if rank == 0:
+                state |= {name: t.to("cpu", copy=True) for name, t in weights().items()}
+    if rank == 0:
+        model = _model(engine)
+        state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
+        tensors = weights_for_files(model.lm, state)
+        tokenizer, generation = companion_files.tokenizer, companion_files.generation
+        save_hf(model.lm.config, tensors, tokenizer, directory, generation)
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """A trained adapter as PEFT's two files, and the version of its weights."""
+
+    config: bytes
+    weights: bytes
+    version: int
+
+
+def write_adapter(engine: Engine, companion_files: Companions, directory: Path, rank: int) -> None:
+    """Write the trained parameters, without the base, as a PEFT directory.
+
+    All ranks must call it.
+    """
+    with _gather_trained(engine) as tensors:
+        if rank == 0:
+            save_adapter(_model(engine), tensors, companion_files, directory)
+
+
+def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
+    """Return the adapter's PEFT files on rank 0, None on other ranks; all ranks must call it."""
+    with _gather_trained(engine) as tensors:
+        if rank > 0:
+            return None
+        return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
+
+
+def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
+    return engine.gather([n for n, p in engine.module.named_parameters() if p.requires_grad])
+
+
+def _model(engine: Engine) -> PolicyModel | ValueModel:
+    assert isinstance(engine.module, PolicyModel | ValueModel)
+    return engine.module

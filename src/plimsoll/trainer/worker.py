@@ -6,6 +6,7 @@ import gc
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.processes import reset_process_peak
-from plimsoll.model.adapters import add_adapter
+from plimsoll.model.adapters import adapter_off, add_adapter
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled, disturb
 from plimsoll.model.files import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
@@ -44,11 +45,17 @@ from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.checkpoint import CheckpointFile, write_files
-from plimsoll.trainer.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.trainer.memory import explain_shortage, read_memory
-from plimsoll.trainer.micro_batches import Numbered, learn, losses, measure, score
-from plimsoll.trainer.objectives import DistillationObjective
-from plimsoll.trainer.process_group import Place, join, leave
+from plimsoll.trainer.objectives import (
+    DistillationObjective,
+    TeacherForward,
+    learn,
+    losses,
+    measure,
+    score,
+    teacher_forward,
+)
+from plimsoll.trainer.process_group import PeerFailed, Place, Vote, join, leave
 from plimsoll.trainer.protocol import (
     Engine,
     FrozenEngine,
@@ -57,10 +64,16 @@ from plimsoll.trainer.protocol import (
     engine_build,
     not_finite_error,
 )
-from plimsoll.trainer.teacher_forward import TeacherForward, teacher_forward
-from plimsoll.trainer.vote import PeerFailed, Vote
-from plimsoll.trainer.weights import WeightPlan, gather_bucket, plan_rehearsals, plan_weights
-from plimsoll.trainer.without_adapter import WithoutAdapter
+from plimsoll.trainer.weights import (
+    AdapterFiles,
+    WeightPlan,
+    adapter_files,
+    gather_bucket,
+    plan_rehearsals,
+    plan_weights,
+    write_adapter,
+    write_model,
+)
 
 S = TypeVar("S")
 
@@ -92,6 +105,42 @@ class Abandoned:
     pack: int = -1
 
 
+class WithoutAdapter:
+    """The `Engine` of a reference that is the actor with its adapter switched off.
+
+    It only scores: it is the adapted model as it was before it learned.
+
+    `gather` yields the adapter's parameters too, unchanged.
+    """
+
+    def __init__(self, adapted: Engine) -> None:
+        self._adapted = adapted
+        self.module = adapted.module
+
+    def forward(self, *inputs: object, **options: object) -> Any:
+        """Return the output of the adapted model; inside `scoring`, without the adapter."""
+        return self._adapted.forward(*inputs, **options)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Switch gradients and the adapter off during the block."""
+        with self._adapted.scoring(), adapter_off(self.module):
+            yield
+
+    def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        """Return a context manager that yields the undivided parameters by name."""
+        return self._adapted.gather(names)
+
+    def sleep(self, weights: bool) -> None:
+        """Do nothing: the adapted model's engine sleeps by itself."""
+
+    def wake(self) -> None:
+        """Do nothing: the adapted model's engine wakes by itself."""
+
+    def share(self, role: str) -> None:
+        """Return None, because the actor's engine counts the divided tensors."""
+
+
 class Worker:
     """The engines of a rank, and the calls that the controller makes, one at a time.
 
@@ -116,6 +165,7 @@ class Worker:
         self._outlet: Outlet | None = None
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
         self._vote = Vote(place)
+        self._pack = -1  # the number of the micro-batch that was taken last; -1 before the first
         self.ends = 0
 
     def do(self, method: str, *arguments: object) -> Any:
@@ -168,11 +218,10 @@ class Worker:
             assert not isinstance(module, TeacherModel), "a teacher is frozen"
             add_adapter(module, role.adapter, role.model.path, seed)
         build = engine_build(role)
-        self._engines[name] = (
-            build.frozen(module, role, self._place)
-            if isinstance(role, FrozenRole)
-            else build.trained(module, role, self._place)
-        )
+        if isinstance(role, FrozenRole):
+            self._engines[name] = build.frozen(module, role, self._place)
+        else:
+            self._engines[name] = build.trained(module, role, self._place)
         self._sources[name] = role
         self._seeds[name] = seed
         if self._device.type == "cpu":
@@ -290,14 +339,14 @@ class Worker:
                 ranks cannot leave the step.
             PlimsollError: As `train`.
         """
-        engine, numbered = self._trained_engine(role), Numbered(packs)
+        engine, self._pack = self._trained_engine(role), -1
         error: OutOfMemory | None = None
         try:
             with (
                 engine.guard_collectives(self._vote.collective),
                 explain_shortage(self._device, lambda: role, self.shares),
             ):
-                metrics = self._learn(role, numbered, streams, counts, objective)
+                metrics = self._learn(role, packs, streams, counts, objective)
             self._vote.in_favour()
         except PeerFailed:
             pass
@@ -312,7 +361,7 @@ class Worker:
         engine.abandon_step()
         gc.collect()
         self.give_back()
-        return Abandoned() if error is None else Abandoned(error, numbered.last)
+        return Abandoned() if error is None else Abandoned(error, self._pack)
 
     def _learn(
         self,
@@ -324,7 +373,11 @@ class Worker:
     ) -> dict[str, float]:
         """Add up the gradients of a step; return the rank's share of its metrics."""
         engine = self._trained_engine(role)
-        self._seed_step(role, engine)
+        # Seed torch (dropout) from the role's seed, the step and the rank. Nothing else goes into
+        # the seed, so a resumed run draws the same numbers.
+        steps = engine.steps.taken + engine.steps.skipped
+        seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
         pack_streams: Sequence[Any] = self._distillation if streams is None else streams
         counted = self._counted(packs)
         return learn(engine, losses(engine, counted, pack_streams, counts, objective, self._device))
@@ -361,18 +414,10 @@ class Worker:
 
     def _counted(self, packs: Iterable[Pack]) -> Iterator[Pack]:
         """Yield the packs, and count each as ended when the next is asked for."""
-        for pack in packs:
+        for number, pack in enumerate(packs):
+            self._pack = number
             yield pack
             self.ends += 1
-
-    def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
-        """Seed torch for one optimizer step (dropout) from the role's seed, the step and the rank.
-
-        Nothing else goes into the seed, so a resumed run draws the same numbers.
-        """
-        steps = engine.steps.taken + engine.steps.skipped
-        seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
-        torch.manual_seed(int(seeds.generate_state(1)[0]))
 
     def weight_plan(
         self,

@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray import RayCluster
+from plimsoll.cluster.ray_access import check_reachable
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.host import free_port

@@ -40,7 +40,7 @@ class Transport:
     def __post_init__(self) -> None:
         self._engines = [Member(self.log)]
         names = [f" of rank {rank}" for rank in range(self.ranks)] if self.ranks > 1 else [""]
-        self._actors = SimpleNamespace(members=[Member(self.log, name) for name in names])
+        self.members = [Member(self.log, name) for name in names]
 
     def _as_done(
         self, call: str, pending: dict[str, Member], keep: Sequence[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cluster.ray_folder import longest_temporary, make_ray_folder, ray_folder
+from plimsoll.cluster.ray_access import longest_temporary, make_ray_folder, ray_folder
 from plimsoll.errors import PlimsollError
 
 

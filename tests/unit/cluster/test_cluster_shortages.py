@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.cluster.shortages import Shortages
+from plimsoll.cluster.protocol import Shortages
 from plimsoll.data.packing import pack_one
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Pack, Sample

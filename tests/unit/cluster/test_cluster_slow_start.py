@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from plimsoll.cluster import slow_start
-from plimsoll.cluster.slow_start import naming_slow_starts
+from plimsoll.cluster import ray_watch
+from plimsoll.cluster.ray_watch import naming_slow_starts
 
 
 def test_a_long_start_names_once_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_a_long_start_names_once_what_it_waits_for(monkeypatch: pytest.MonkeyPat
         lines.append(line)
         named.set()
 
-    monkeypatch.setattr(slow_start, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(ray_watch, "_SLOW_SECONDS", 0.0)
     with naming_slow_starts(lambda: ["rank 0", "rollout engine 0"], note):
         assert named.wait(60)
     assert lines == ["waiting for rank 0, rollout engine 0 to start, for 0 s now"]

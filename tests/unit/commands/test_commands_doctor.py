@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cluster.ray_folder import longest_temporary
+from plimsoll.cluster.ray_access import longest_temporary
 from plimsoll.commands.doctor import (
     diagnose,
     refuse_wrong,

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from plimsoll.commands import setup_vllm
 from plimsoll.errors import PlimsollError
-from plimsoll.sampler.vllm.installation import BUILDS, VERSION
+from plimsoll.sampler.vllm.rules import BUILDS, VERSION
 
 ROOT = Path(__file__).parents[3]
 

@@ -120,7 +120,7 @@ def grow():
     new = [s for s in torch.cuda.memory_snapshot() if s["address"] not in before]
     return all(segment["is_expandable"] for segment in new)
 kept = []
-join(Place(0, 1, 0, "127.0.0.1", free_port(), "cuda", 1))
+join(Place(0, 1, "127.0.0.1", free_port(), "cuda", 1))
 first = grow()
 expand_segments(False)
 print([first, grow()])

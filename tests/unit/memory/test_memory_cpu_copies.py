@@ -10,8 +10,8 @@ from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.items import Allocation, Moment, job_moments
 from plimsoll.trainer.price import RoleWork, trained_role
-from plimsoll.trainer.zero.buffers import BOTH_TABLES, layers_left
-from plimsoll.trainer.zero.sizes import ZeroSizes
+from plimsoll.trainer.zero.settings import ZeroSizes
+from plimsoll.trainer.zero.states import BOTH_TABLES, layers_left
 
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")

@@ -8,8 +8,8 @@ import pytest
 
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.timeline.items import Moment, Tensors, job_moments, state_items
-from plimsoll.trainer.zero.buffers import norm_copies
-from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
+from plimsoll.trainer.zero.settings import Counts, ZeroSizes
+from plimsoll.trainer.zero.states import norm_copies
 
 COUNTS = Counts(trained=10_000_000, frozen=0, largest=6_000_000, element=2)
 SIZES = ZeroSizes(stage=2, ranks=1, accumulate=4, bucket=1000)

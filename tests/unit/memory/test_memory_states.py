@@ -17,7 +17,7 @@ from plimsoll.timeline.items import (
     pinned_block,
     state_items,
 )
-from plimsoll.trainer.zero.sizes import Counts, ZeroSizes
+from plimsoll.trainer.zero.settings import Counts, ZeroSizes
 from plimsoll.trainer.zero.states import zero_states
 
 MOMENTS = job_moments(

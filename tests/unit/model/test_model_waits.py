@@ -29,8 +29,14 @@ from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.records import BatchCounts, Pack
-from plimsoll.trainer.micro_batches import Shares, _add_shares, losses
-from plimsoll.trainer.objectives import NllObjective, PolicyObjective, PolicyStream
+from plimsoll.trainer.objectives import (
+    NllObjective,
+    PolicyObjective,
+    PolicyStream,
+    Shares,
+    _add_shares,
+    losses,
+)
 from plimsoll.trainer.protocol import Engine
 
 _aten = torch.ops.aten

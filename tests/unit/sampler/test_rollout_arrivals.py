@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import WeightSyncError
-from plimsoll.sync.buckets import WeightBucket, sum_pieces
+from plimsoll.sync.buckets import Arrivals, WeightBucket, sum_pieces
 from plimsoll.sync.channel import HostInlet
-from plimsoll.sync.landing import Arrivals
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.float64]
 

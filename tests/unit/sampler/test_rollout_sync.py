@@ -16,9 +16,8 @@ from plimsoll.config.rollout import SyncConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled
 from plimsoll.records import Floats, Ints, Prompt, Trajectory, single_turn
-from plimsoll.sync.buckets import WeightBucket, sum_pieces
+from plimsoll.sync.buckets import Arrivals, WeightBucket, sum_pieces
 from plimsoll.sync.channel import HostInlet
-from plimsoll.sync.landing import Arrivals
 from plimsoll.sync.proof import Rehearsal, SyncReport, WeightSync, prepare_sync, prove, sync_weights
 
 PLAN = (("bias",), ("steps", "first"))

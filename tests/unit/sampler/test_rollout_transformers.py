@@ -22,8 +22,7 @@ from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sampler.transformers.config import TransformersConfig
-from plimsoll.sampler.transformers.engine import TransformersEngine
-from plimsoll.sampler.transformers.generate import GROUPED
+from plimsoll.sampler.transformers.engine import GROUPED, TransformersEngine
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel
 

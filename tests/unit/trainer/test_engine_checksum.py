@@ -7,7 +7,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from plimsoll.sync.checksum import checksums, weighted_sum
+from plimsoll.sync.buckets import checksums, weighted_sum
 
 ROW = 2**18
 MASK = 2**64 - 1

@@ -16,7 +16,7 @@ import pytest
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.versions import own_scripts
-from plimsoll.trainer.zero.extensions import MOST_SECONDS, building, offer_ninja
+from plimsoll.trainer.zero.optimizer import MOST_SECONDS, building, offer_ninja
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_build_that_goes_on_is_waited_for(lock: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from plimsoll.trainer.zero.extensions import building
+from plimsoll.trainer.zero.optimizer import building
 with building("cpu_adam"):
     Path(sys.argv[1]).touch()  # as torch does while it compiles
     os.kill(os.getpid(), signal.SIGKILL)

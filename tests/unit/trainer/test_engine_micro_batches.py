@@ -15,7 +15,7 @@ from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.data.packing import pack_one
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import Sample
-from plimsoll.trainer.micro_batches import Shares, _add_shares, _totals, score
+from plimsoll.trainer.objectives import Shares, _add_shares, _totals, score
 
 
 def test_shares_are_added_by_name() -> None:

@@ -44,9 +44,9 @@ from plimsoll.trainer.objectives import (
     RewardObjective,
     ValueObjective,
     ValueStream,
+    teacher_forward,
 )
 from plimsoll.trainer.protocol import PackToLearn
-from plimsoll.trainer.teacher_forward import teacher_forward
 from plimsoll.trainer.zero.masters import Average
 from plimsoll.trainer.zero.optimizer import begin_moments
 

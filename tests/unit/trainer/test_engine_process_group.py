@@ -17,7 +17,7 @@ from listeners import listening
 from torch._C._distributed_c10d import TCPStore
 
 from plimsoll.machine.host import free_port, network_interface, own_address
-from plimsoll.sync.meeting import find_store, serve_store
+from plimsoll.sync.channel import find_store, serve_store
 from plimsoll.trainer.process_group import (
     Place,
     ask_cuda_for_free_memory,
@@ -98,7 +98,7 @@ def test_a_store_is_served_at_one_address() -> None:
 
 def test_a_process_alone_serves_no_store() -> None:
     before = listening()
-    join(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    join(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     try:
         assert {address for address, _ in listening() - before} <= {"127.0.0.1"}  # gloo's own
         assert not isinstance(dist.distributed_c10d._get_default_store(), TCPStore)

@@ -19,7 +19,7 @@ from plimsoll.trainer.zero.optimizer import parameter_groups
 
 
 def engine_of(module: nn.Module) -> FrozenZeroEngine:
-    place = Place(0, 1, 0, "127.0.0.1", 0, "cpu", threads=1)
+    place = Place(0, 1, "127.0.0.1", 0, "cpu", threads=1)
     return FrozenZeroEngine(
         module, FrozenRole(model=decided_model(path="none", dtype="float32")), place
     )

@@ -1,6 +1,11 @@
 """Rollouts by transformers, in the caller's process: for machines without vLLM, and for debugging.
 
 Batched, with a key-value cache; far slower than vLLM.
+
+The attention here is for models with fewer heads of keys than of queries, grouped-query attention
+(Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). It is registered with transformers'
+AttentionInterface. The attention that transformers has there copies the KV cache for every head of
+queries at each token.
 """
 
 from __future__ import annotations
@@ -11,13 +16,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    StoppingCriteria,
     StoppingCriteriaList,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.errors import WeightSyncError
@@ -29,13 +45,129 @@ from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_
 from plimsoll.run.readings import Reading
 from plimsoll.sampler.protocol import EngineSpec, Request, RolloutBuild
 from plimsoll.sampler.text import Decoder
-from plimsoll.sampler.transformers.generate import GROUPED, EndAtLimit, Recorder, StopStrings
-from plimsoll.sync.buckets import WeightBucket, split_bytes
+from plimsoll.sync.buckets import WeightBucket, WeightLanding, split_bytes
 from plimsoll.sync.channel import Channel, card_name
-from plimsoll.sync.landing import WeightLanding
-from plimsoll.trainer.export import AdapterFiles
 from plimsoll.trainer.memory import read_memory
 from plimsoll.trainer.process_group import kernel_limits, suit_cards
+from plimsoll.trainer.weights import AdapterFiles
+
+GROUPED = "plimsoll_grouped"
+
+
+def _grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return attention as transformers' `sdpa` computes it, without copies of keys and values.
+
+    Query [sequences, heads, tokens, width], keys and values [sequences, key-value heads, tokens so
+    far, width]; the result is [sequences, tokens, heads, width].
+
+    If each sequence has one new token, the token sees all tokens before it, and all heads have the
+    same mask. Then the queries of a group can be rows of one head, which share its keys, and
+    nothing is copied.
+    """
+    sequences, heads, tokens, width = query.shape
+    groups = key.shape[1]
+    if tokens > 1 or heads == groups or options.get("position_bias") is not None:
+        inputs = module, query, key, value, attention_mask, dropout, scaling
+        whole: tuple[Tensor, None] = sdpa_attention_forward(*inputs, **options)
+        return whole
+    rows = query.reshape(sequences, groups, heads // groups, width)
+    attended = scaled_dot_product_attention(
+        rows, key, value, attention_mask, dropout, scale=scaling
+    )
+    return attended.reshape(sequences, 1, heads, width), None
+
+
+AttentionInterface.register(GROUPED, _grouped_attention)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+class EndAtLimit(StoppingCriteria):  # type: ignore[misc]
+    """A criterion that ends each response at a limit of its own."""
+
+    def __init__(self, limits: Sequence[int], prompt_tokens: int) -> None:
+        self._last = torch.tensor(limits) + prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
+        """Return for each response whether it has reached its limit."""
+        return (self._last <= input_ids.shape[1]).to(input_ids.device)
+
+
+class StopStrings(StoppingCriteria):  # type: ignore[misc]
+    """A criterion that ends a response in which a stop string has appeared, as vLLM does.
+
+    The prompt's text, with which transformers' own criterion would join it, does not count.
+    """
+
+    def __init__(self, decoder: Decoder, sampling: SamplingConfig, prompt_tokens: int) -> None:
+        self._decoder = decoder
+        self._sampling = sampling
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
+        """Return for each response whether it holds a stop string."""
+        rows = input_ids[:, self._prompt_tokens :].cpu().numpy()
+        stopped = [self._decoder.stops(row, self._sampling) for row in rows]
+        return torch.tensor(stopped, device=input_ids.device)
+
+
+class Recorder(LogitsProcessor):  # type: ignore[misc]
+    """A processor that makes the distribution to sample from, and notes sampled tokens' log-probs.
+
+    It sees a step's token only at the next call, so it keeps one step's log-probs at a time.
+    """
+
+    def __init__(self, sampling: SamplingConfig, prompt_tokens: int, ends: Tensor) -> None:
+        self._processors = _processors(sampling, prompt_tokens, ends)
+        self._temperature = sampling.temperature or 1.0
+        self._last: Tensor | None = None
+        self._noted: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores to sample from, and note the last token's log-prob."""
+        self._note(input_ids)
+        scores = scores / self._temperature
+        for process in self._processors:
+            scores = process(input_ids, scores)
+        self._last = scores.float().log_softmax(-1)
+        return scores
+
+    def _note(self, input_ids: Tensor) -> None:
+        if self._last is not None:
+            self._noted.append(self._last.gather(1, input_ids[:, -1:]))
+
+    def finish(self, output: Tensor) -> Tensor:
+        """Return the log-probs of all sampled tokens, shape [sequences, steps]."""
+        self._note(output)
+        return torch.cat(self._noted, dim=1)
+
+
+def _processors(
+    sampling: SamplingConfig, prompt_tokens: int, ends: Tensor
+) -> list[LogitsProcessor]:
+    """Return the processors in vLLM's order (v1/sample/sampler.py).
+
+    In another order they give another distribution.
+    """
+    processors: list[LogitsProcessor] = []
+    if sampling.min_new_tokens and len(ends):
+        least = sampling.min_new_tokens
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt_tokens, least, ends))
+    if sampling.min_p > 0:
+        processors.append(MinPLogitsWarper(sampling.min_p))
+    if sampling.top_k > 0:
+        processors.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        processors.append(TopPLogitsWarper(sampling.top_p))
+    return processors
 
 
 class TransformersEngine:
@@ -74,6 +206,11 @@ class TransformersEngine:
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
         ends = self._decoder.ending(sampling).tokens
         recorder = Recorder(sampling, tokens.shape[1], torch.tensor(ends, device=self._spec.device))
+        stopping = StoppingCriteriaList()
+        if min(limits) < max(limits):
+            stopping.append(EndAtLimit(limits, tokens.shape[1]))
+        if self._decoder.ending(sampling).strings:
+            stopping.append(StopStrings(self._decoder, sampling, tokens.shape[1]))
         # Only the engine's card: torch warns if it has to fork the generators of several cards.
         cards = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(cards):
@@ -89,17 +226,13 @@ class TransformersEngine:
                 eos_token_id=list(ends),
                 pad_token_id=self._pad_token,
                 logits_processor=LogitsProcessorList([recorder]),
-                stopping_criteria=self._stopping(sampling, limits, tokens.shape[1]),
+                stopping_criteria=stopping,
             )
         responses = output[:, tokens.shape[1] :]
         logprobs = recorder.finish(output)
         trajectories = [
             self._trajectory(
-                prompts[i],
-                i % request.responses,
-                responses[i, :most],
-                logprobs[i],
-                sampling,
+                prompts[i], i % request.responses, responses[i, :most], logprobs[i], sampling
             )
             for i, most in enumerate(limits)
         ]
@@ -109,23 +242,8 @@ class TransformersEngine:
     def _pad_token(self) -> int:
         return self._decoder.end_tokens[0] if self._decoder.end_tokens else 0
 
-    def _stopping(
-        self, sampling: SamplingConfig, limits: Sequence[int], prompt_tokens: int
-    ) -> StoppingCriteriaList:
-        criteria = StoppingCriteriaList()
-        if min(limits) < max(limits):
-            criteria.append(EndAtLimit(limits, prompt_tokens))
-        if self._decoder.ending(sampling).strings:
-            criteria.append(StopStrings(self._decoder, sampling, prompt_tokens))
-        return criteria
-
     def _trajectory(
-        self,
-        prompt: Prompt,
-        sample: int,
-        row: Tensor,
-        logprobs: Tensor,
-        sampling: SamplingConfig,
+        self, prompt: Prompt, sample: int, row: Tensor, logprobs: Tensor, sampling: SamplingConfig
     ) -> Trajectory:
         tokens = row.cpu().numpy().astype(np.int64)
         length, stopped = self._length(tokens, sampling)

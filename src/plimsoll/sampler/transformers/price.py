@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.sampler.price import EngineProcess, RolloutPrice, Sampler, samples_in
+from plimsoll.sampler.price import EngineProcess, RolloutPrice, samples_in
 from plimsoll.timeline.items import Allocation, Item
 
 
@@ -14,7 +14,8 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     One layer of the cache is counted twice, because torch copies a layer to append to it.
     """
     sampler, moments = process.sampler, process.moments
-    shape, element, token = sampler.shape, sampler.element, _kv_token(sampler)
+    shape, element = sampler.shape, sampler.element
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
     sequences, longest = sampler.sequences, sampler.longest
     cache = sequences * longest * token
     logits = sequences * shape.vocabulary * (element + 2 * 4)
@@ -34,11 +35,6 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     yield Allocation(weights, moments)
     yield Allocation(kept, sampling)
     yield Allocation(item("logits", logits, widths), sampling)
-
-
-def _kv_token(sampler: Sampler) -> int:
-    shape = sampler.shape
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * sampler.element
 
 
 PRICE = RolloutPrice(

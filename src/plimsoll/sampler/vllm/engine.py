@@ -40,8 +40,8 @@ from plimsoll.sampler.vllm.sampler import batch_on_card
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel, HostRelay
-from plimsoll.trainer.export import AdapterFiles
 from plimsoll.trainer.process_group import kernel_limits
+from plimsoll.trainer.weights import AdapterFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -134,7 +134,9 @@ class VllmEngine:
             weight_version=version,
         )
         versions = _label_tokens(completion, sampled.weight_versions)
-        return replace(sampled, weight_versions=versions, figures=_prefix_figures(output))
+        cached = output.num_cached_tokens or 0
+        figures = {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
+        return replace(sampled, weight_versions=versions, figures=figures)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the log-prob of every token but the first, one array per sequence."""
@@ -154,12 +156,8 @@ class VllmEngine:
         prompt: dict[str, Any] = {"prompt_token_ids": tokens.tolist()}
         if self._spec.rollout.staleness:  # requests share prefixes of one version only
             prompt["cache_salt"] = str(self._version)
-        answers = self._llm.generate(
-            prompt,
-            params,
-            request_id=str(self._requests),
-            lora_request=self._adapter,
-        )
+        number, adapter = str(self._requests), self._adapter
+        answers = self._llm.generate(prompt, params, request_id=number, lora_request=adapter)
         outputs = [output async for output in answers]
         if not outputs:
             raise PlimsollError(f"rollout engine {self._spec.index}: vLLM gave no output")
@@ -326,7 +324,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         "tensor_parallel_size": vllm.tensor_parallel,
         "pipeline_parallel_size": vllm.pipeline_parallel,
         "gpu_memory_utilization": vllm.memory_share,
-        "kv_cache_memory_bytes": None if on_gpu else _kv_cache_bytes(spec),
+        "kv_cache_memory_bytes": None if on_gpu else int(vllm.cpu_kv_cache_gib * 2**30),
         "enable_sleep_mode": vllm.sleeps,
         # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which CPU
         # generators cannot.
@@ -350,25 +348,14 @@ def _adapter_settings(spec: EngineSpec) -> dict[str, Any]:
     if spec.adapter_rank is None:
         return {}
     room = {"enable_lora": True, "max_lora_rank": spec.adapter_rank, "max_loras": 1}
-    return room | {"lora_target_modules": _adapted_layers(spec)}
-
-
-def _adapted_layers(spec: EngineSpec) -> list[str] | None:
-    """Return the names of the layers with an adapter, or None for vLLM's own choice."""
-    names = {*spec.adapter_targets}
-    if ALL_LINEAR in names:
+    layers = {*spec.adapter_targets}
+    if ALL_LINEAR in layers:
         try:
             linears = read_shape(spec.model).linears
-        except ConfigError:  # a family whose layers are not known here
-            return None
-        names |= {linear.name for linear in linears if linear.stacked == 1}
-    return sorted(names - {ALL_LINEAR})
-
-
-def _prefix_figures(output: Any) -> dict[str, float]:
-    """Return the number of tokens in the prompt, and how many of them the prefix cache had."""
-    cached = output.num_cached_tokens or 0
-    return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
+        except ConfigError:  # a family whose layers are not known here: vLLM chooses
+            return room | {"lora_target_modules": None}
+        layers |= {linear.name for linear in linears if linear.stacked == 1}
+    return room | {"lora_target_modules": sorted(layers - {ALL_LINEAR})}
 
 
 def _label_tokens(completion: Any, versions: Ints) -> Ints:
@@ -381,10 +368,6 @@ def _label_tokens(completion: Any, versions: Ints) -> Ints:
         if span.version.isdecimal():  # vLLM's own first label is a word
             labelled[span.start : span.end] = int(span.version)
     return labelled
-
-
-def _kv_cache_bytes(spec: EngineSpec) -> int:
-    return int(vllm_of(spec.rollout).cpu_kv_cache_gib * 2**30)
 
 
 def _sampling_params(sampling: SamplingConfig, decoder: Decoder, most: int, seed: int) -> Any:

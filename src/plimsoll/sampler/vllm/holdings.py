@@ -156,49 +156,45 @@ def card_items(
     with_cache = awake - {_SENDING} if asleep else awake
     *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
     held = [*(Allocation(item, awake) for item in others), Allocation(cache, with_cache)]
-    if sampler.verifying:
-        sampling = frozenset(m for m in with_cache if m.phase != "load")
-        held.append(Allocation(_verifying(sampler), sampling))
+    if sampler.verifying:  # vLLM holds the logits of proposed tokens in addition to its share
+        sequences, tokens = sampler.vllm.max_sequences, sampler.speculation.tokens
+        words = f"logits of {sequences} sequences x (1 + {tokens}) tokens, at most "
+        words += f"{sampler.batched_tokens:,}, in {sampler.element} bytes and up to a GiB in fp32 "
+        words += f"- the profile peak of {sampler.profile_peak:,}"
+        source = "vLLM 0.32: v1/worker/gpu/spec_decode/rejection_sampler.py"
+        name = "vLLM logits of proposed tokens"
+        logits = _item(name, "device", sampler.verifying, words, source)
+        held.append(Allocation(logits, frozenset(m for m in with_cache if m.phase != "load")))
     if asleep:
-        held.append(Allocation(_residue(sampler.vllm.parts, context), asleep))
+        cards = sampler.vllm.parts
+        residue = _RESIDUE if cards == 1 else _RESIDUE_PARALLEL
+        words = f"{residue:,} bytes that a sleeping engine of {plural(cards, 'card')} keeps on "
+        words += "each, its CUDA context among them"
+        source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"
+        left = _item("sleep residue", "device", max(0, residue - context), words, source)
+        held.append(Allocation(left, asleep))
     return tuple(held)
 
 
 def _is_asleep(sampler: VllmSampler, moment: Moment) -> bool:
     """Return whether an engine sleeps: while ranks work, and longer if they sleep in their turn."""
-    for_ranks = sampler.base.ranks_sleep and is_for_ranks(moment)
+    for_ranks = sampler.ranks_sleep and is_for_ranks(moment)
     return sampler.vllm.sleeps and (moment.phase in ASLEEP or for_ranks)
-
-
-def _verifying(sampler: VllmSampler) -> Item:
-    """Return the logits of proposed tokens, which vLLM holds in addition to its share."""
-    sequences, tokens = sampler.vllm.max_sequences, sampler.speculation.tokens
-    words = (
-        f"logits of {sequences} sequences x (1 + {tokens}) tokens, at most "
-        f"{sampler.batched_tokens:,}, in {sampler.element} bytes and up to a GiB in fp32 - the "
-        f"profile peak of {sampler.profile_peak:,}"
-    )
-    source = "vLLM 0.32: v1/worker/gpu/spec_decode/rejection_sampler.py"
-    return _item("vLLM logits of proposed tokens", "device", sampler.verifying, words, source)
 
 
 def _share_items(sampler: VllmSampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
     weights, rest = min(share.weights, share.requested), max(0, share.requested - share.weights)
     counts, room = sampler.token_counts, sampler.adapter_room
-    words = (
-        f"{sampler.profile_peak:,} of a forward of the largest batch + {_graphs(sampler):,} CUDA "
-        f"graphs + {counts:,} for counts of tokens + {room:,} for an adapter + {_OTHER:,} "
-        "besides torch"
-    )
+    words = f"{sampler.profile_peak:,} of a forward of the largest batch + {_graphs(sampler):,} "
+    words += f"CUDA graphs + {counts:,} for counts of tokens + {room:,} for an adapter + "
+    words += f"{_OTHER:,} besides torch"
     if kept := sampler.draft_logits:
         words += f" + {kept:,} of a draft's logits"
     words += f" + {sampler.handed_over:,} for what the stage before gives" * _has_stages(sampler)
     yield _item("vLLM weights", "device", weights, _weights_words(sampler))
     yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
-    words = (
-        f"{sampler.vllm.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
-        f"peak - graphs; {sampler.kv_token:,} bytes a token"
-    )
+    words = f"{sampler.vllm.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
+    words += f"peak - graphs; {sampler.kv_token:,} bytes a token"
     words += _FEWEST_WORDS * _has_stages(sampler)
     yield _cache("device", max(0, card_cache(sampler, card_bytes)), words)
 
@@ -216,16 +212,6 @@ def _weights_words(sampler: VllmSampler) -> str:
     return words + f", in a stage of {sampler.stage_shape.layers} layers" * _has_stages(sampler)
 
 
-def _residue(cards: int, context: int) -> Item:
-    residue = _RESIDUE if cards == 1 else _RESIDUE_PARALLEL
-    words = (
-        f"{residue:,} bytes that a sleeping engine of {plural(cards, 'card')} keeps on each, "
-        "its CUDA context among them"
-    )
-    source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"
-    return _item("sleep residue", "device", max(0, residue - context), words, source)
-
-
 def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """Yield the memory of a vLLM worker on the host: items, and the moments of each.
 
@@ -241,7 +227,7 @@ def cpu_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allo
     words = f"{gib:g} GiB asked for" + _FEWEST_WORDS * _has_stages(sampler)
     yield Allocation(_cache("host", cpu_cache(sampler), words), moments)
     if room := sampler.adapter_room:
-        words = f"{element} bytes x rank {sampler.base.adapter_rank} x inputs and outputs"
+        words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
     words = f"the logits of {vllm.max_sequences} sequences, or the MLP of the largest batch"
     computing = frozenset(
@@ -286,10 +272,8 @@ def sleep_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Al
     stay.
     """
     if sampler.vllm.sleep_level == 1:
-        words = (
-            f"{sampler.weights:,} bytes of weights ({_weights_words(sampler)}), "
-            "each pinned block a power of two"
-        )
+        words = f"{sampler.weights:,} bytes of weights ({_weights_words(sampler)}), each pinned "
+        words += "block a power of two"
         source = "vLLM 0.32: device_allocator/cumem.py; ATen/core/CachingHostAllocator.h"
         name = "weights of a sleeping engine"
         item = _item(name, "host", pinned_copy(sampler), words, source)
@@ -330,10 +314,8 @@ def _tensors(shape: ModelShape, sampler: VllmSampler, narrow: float) -> Iterator
     for tensor in parameter_tensors(merged):
         if tensor.elements:  # 0 in a stage without a table
             element = narrow if tensor.elements in matrices else sampler.element
-            yield (
-                int(element * -(-tensor.elements // parallel)),
-                tensor.parameters // tensor.elements,
-            )
+            size = int(element * -(-tensor.elements // parallel))
+            yield size, tensor.parameters // tensor.elements
     for tensor in shape.other_tensors:
         yield tensor.elements * sampler.element, tensor.parameters // tensor.elements
 

@@ -12,8 +12,7 @@ from plimsoll.run.numbers import gigabytes, plural
 from plimsoll.sampler.price import EngineSite
 from plimsoll.sampler.vllm.config import VllmConfig, vllm_of
 from plimsoll.sampler.vllm.holdings import card_cache, cpu_cache
-from plimsoll.sampler.vllm.installation import OTHER_ENGINE
-from plimsoll.sampler.vllm.rules import CPU_HEAD_SIZES, against_cpu_heads
+from plimsoll.sampler.vllm.rules import CPU_HEAD_SIZES, OTHER_ENGINE, against_cpu_heads
 from plimsoll.sampler.vllm.sampler import (
     KEPT_ASLEEP,
     against_quantization,
@@ -139,10 +138,8 @@ def speculation(site: EngineSite) -> Iterator[Problem]:
     if method is None:
         return
     if site.device == "cpu":
-        what = (
-            f"rollout.vllm.arguments asks for speculative decoding ({method}), and the run is on "
-        )
-        what += "the CPU"
+        what = f"rollout.vllm.arguments asks for speculative decoding ({method}), and the run is "
+        what += "on the CPU"
         why = "there vLLM verifies proposed tokens at temperatures that it never sets "
         why += "(utils/cpu_triton_utils.py), so neither responses nor log-probs are the policy's"
         yield Problem("vllm-argument", "error", what, why, "leave it out of rollout.vllm.arguments")

@@ -39,10 +39,18 @@ def _find_unstarted(site: EngineSite, card_bytes: int | None) -> Iterator[Proble
         card_bytes: bytes of the smallest card of an engine; None on the CPU.
     """
     sampler = vllm_sampler(site.sampler)
-    return _cpu_cache(sampler) if card_bytes is None else _share(sampler, card_bytes)
-
-
-def _share(sampler: VllmSampler, card_bytes: int) -> Iterator[Problem]:
+    if card_bytes is None:
+        token = max(stage.kv_token for stage in sampler.stages)
+        requested, needed = sampler.vllm.cpu_kv_cache_gib, token * sampler.longest
+        if requested * GIB < needed:
+            yield Problem(
+                "vllm-cache",
+                "error",
+                f"rollout.vllm.cpu_kv_cache_gib is {requested:g}, and the KV cache of one sequence "
+                f"takes {needed / GIB:.2g} GiB",
+                f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
+            )
+        return
     tightest = tightest_stage(sampler, card_bytes)
     share, needed = card_share(tightest, card_bytes), tightest.kv_token * sampler.longest
     if share.kv_cache >= needed:
@@ -56,20 +64,6 @@ def _share(sampler: VllmSampler, card_bytes: int) -> Iterator[Problem]:
         f"its weights, profiled peak and CUDA graphs take {gigabytes(fixed)} GB, and the KV cache "
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
         "start",
-    )
-
-
-def _cpu_cache(sampler: VllmSampler) -> Iterator[Problem]:
-    token = max(stage.kv_token for stage in sampler.stages)
-    requested, needed = sampler.vllm.cpu_kv_cache_gib, token * sampler.longest
-    if requested * GIB >= needed:
-        return
-    yield Problem(
-        "vllm-cache",
-        "error",
-        f"rollout.vllm.cpu_kv_cache_gib is {requested:g}, and the KV cache of one sequence takes "
-        f"{needed / GIB:.2g} GiB",
-        f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
     )
 
 
@@ -94,30 +88,26 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     The process is the engine's front, a worker on a card, or the full engine.
     """
     sampler, moments = vllm_sampler(process.sampler), process.moments
-    whole = process.device == "cpu" and sampler.vllm.parts == 1
-    if process.kind == "engine" and process.sending is not None:
-        yield from _kept_for_workers(process.sending, moments)
+    whole, sending = process.device == "cpu" and sampler.vllm.parts == 1, process.sending
+    if process.kind == "engine" and sending is not None:
+        # An engine's front keeps an adapter, or buckets from afar, in shared memory.
+        if sending.route is None:
+            yield from receiving_items("file in shared memory", sending.bucket, moments)
+        elif sending.route == "host" and not sending.near:
+            words = "the largest bucket, and the next one"
+            [kept] = receiving_items("buckets in shared memory", sending.two, moments, words)
+            yield replace(kept, moments=frozenset(m for m in moments if m.phase != "load"))
     if process.kind != "engine worker" and not whole:
         return
     sampler = sampler.stages[sampler.vllm.stage_of(process.part)]
-    if process.sending is not None:
-        yield from _landing(process.sending, process.device, sampler, moments)
+    if sending is not None:
+        yield from _landing(sending, process.device, sampler, moments)
     yield from sleep_items(sampler, moments)
     if process.device == "cpu":
         yield from cpu_items(sampler, moments)
     else:
         assert process.card is not None
         yield from card_items(sampler, process.card.usable_bytes, process.context, moments)
-
-
-def _kept_for_workers(sending: Sending, moments: frozenset[Moment]) -> Iterator[Allocation]:
-    """Yield what an engine's front keeps in shared memory: an adapter, or buckets from afar."""
-    if sending.route is None:
-        yield from receiving_items("file in shared memory", sending.bucket, moments)
-    elif sending.route == "host" and not sending.near:
-        words = "the largest bucket, and the next one"
-        [kept] = receiving_items("buckets in shared memory", sending.two, moments, words)
-        yield replace(kept, moments=frozenset(m for m in moments if m.phase != "load"))
 
 
 def _landing(

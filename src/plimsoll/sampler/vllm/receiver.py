@@ -22,9 +22,8 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from plimsoll.machine.processes import write_stacks_when_asked
-from plimsoll.sync.buckets import rebuild_bucket, split_bytes
+from plimsoll.sync.buckets import WeightLanding, rebuild_bucket, split_bytes
 from plimsoll.sync.channel import Channel, card_name
-from plimsoll.sync.landing import WeightLanding
 from plimsoll.trainer.memory import read_card
 
 

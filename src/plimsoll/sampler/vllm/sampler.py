@@ -19,7 +19,6 @@ from plimsoll.sampler.vllm.speculation import (
     speculation_of,
     unpriced_speculation,
 )
-from plimsoll.sampler.vllm.stages import Stage, stages_of
 from plimsoll.shapes.shape import ModelShape
 
 _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
@@ -167,38 +166,76 @@ def batch_on_card(shape: ModelShape, rollout: RolloutConfig) -> int:
 
 
 @dataclass(frozen=True)
-class VllmSampler:
+class Stage:
+    """A stage of an engine: consecutive layers of the model, on cards of its own.
+
+    Stages are vLLM's pipeline parallelism.
+
+    Attributes:
+        layers: the number of its layers.
+        first: whether it embeds.
+        last: whether it has the output head, and samples.
+    """
+
+    layers: int
+    first: bool
+    last: bool
+
+    def part_of(self, shape: ModelShape) -> ModelShape:
+        """Return the stage's part of a model, whose layers are taken to be alike.
+
+        Its table is the embedding in the first stage and the head in the last, also where both are
+        one tensor (models/qwen2.py). A stage between them has no table: a vocabulary of 0.
+        """
+        if self.first and self.last:
+            return shape
+
+        def part_of(count: int) -> int:
+            return -(-count * self.layers // shape.layers)
+
+        return replace(
+            shape,
+            layers=self.layers,
+            vocabulary=shape.vocabulary if self.first or self.last else 0,
+            tied=True,
+            head_bias=shape.head_bias and self.last,
+            linears=tuple(replace(t, count=part_of(t.count)) for t in shape.linears),
+            other_tensors=tuple(
+                replace(t, parameters=t.elements * part_of(t.parameters // t.elements))
+                for t in shape.other_tensors
+            ),
+        )
+
+
+def stages_of(layers: int, count: int) -> tuple[Stage, ...]:
+    """Return the stages over which vLLM 0.32 divides layers.
+
+    All stages get equally many layers. Layers left over go one each to the stages before the last
+    one, the latest first (distributed/utils.py, `get_pp_indices`).
+    """
+    each, left = divmod(layers, count)
+    return tuple(
+        Stage(each + (count - 1 - left <= i < count - 1), i == 0, i == count - 1)
+        for i in range(count)
+    )
+
+
+@dataclass(frozen=True)
+class VllmSampler(Sampler):
     """An engine of vLLM: model and work, or one stage of it.
 
     Attributes:
-        base: model and work, in the form that all engines share.
         speculation: the proposer of tokens beside the model.
         stage: the stage whose cards are priced; None: priced as a single stage.
     """
 
-    base: Sampler
     speculation: Speculation = field(default_factory=Speculation)
     stage: Stage | None = None
-
-    @property
-    def rollout(self) -> RolloutConfig:
-        """The settings of the engines."""
-        return self.base.rollout
 
     @cached_property
     def vllm(self) -> VllmConfig:
         """The engine's own settings."""
         return vllm_of(self.rollout)
-
-    @property
-    def shape(self) -> ModelShape:
-        """The shape of the undivided model."""
-        return self.base.shape
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt with its response."""
-        return self.base.longest
 
     @property
     def stages(self) -> tuple[VllmSampler, ...]:
@@ -210,11 +247,6 @@ class VllmSampler:
     def stage_shape(self) -> ModelShape:
         """The stage's part of the model."""
         return self.shape if self.stage is None else self.stage.part_of(self.shape)
-
-    @property
-    def element(self) -> int:
-        """Bytes of a weight."""
-        return self.base.element
 
     @property
     def models(self) -> tuple[ModelShape, ...]:
@@ -231,17 +263,13 @@ class VllmSampler:
         """
         model, *draft = self.models
         narrow = quantized_bytes(self.vllm)
-        return self._weights(model, narrow) + sum(
-            self._weights(model_shape, None) for model_shape in draft
-        )
+        return self._weights(model, narrow) + sum(self._weights(shape, None) for shape in draft)
 
     def _weights(self, shape: ModelShape, narrow: float | None) -> int:
         whole = shape.other_parameters
         divided = self.element * (shape.parameters - whole)
         if narrow is not None:
-            matrices = sum(
-                linear.count * linear.inputs * linear.outputs for linear in shape.linears
-            )
+            matrices = sum(x.count * x.inputs * x.outputs for x in shape.linears)
             divided -= int((self.element - narrow) * matrices)
         return -(-divided // self.vllm.tensor_parallel) + self.element * whole
 
@@ -341,9 +369,9 @@ class VllmSampler:
             if linear.outputs == self.shape.hidden:  # by its inputs
                 whole, divided = divided, whole
             sides += linear.count * (whole + -(-divided // parallel))
-        return self.element * (self.base.adapter_rank or 0) * sides
+        return self.element * (self.adapter_rank or 0) * sides
 
 
 def vllm_sampler(sampler: Sampler) -> VllmSampler:
     """Return an engine's model and work in the form for vLLM, with its proposer of tokens."""
-    return VllmSampler(sampler, speculation_of(vllm_of(sampler.rollout)))
+    return VllmSampler(**vars(sampler), speculation=speculation_of(vllm_of(sampler.rollout)))

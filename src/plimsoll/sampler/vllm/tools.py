@@ -53,7 +53,13 @@ def vllm_extract(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
     Raises:
         ConfigError: vLLM does not know the name, or the tokenizer lacks tokens of the format.
     """
-    parser = _parser_class(name)
+    known = ToolParserManager.list_registered()
+    if name not in known:
+        raise ConfigError(
+            f"vLLM has no tool parser {name!r}.{nearest(name, known)} It has: {', '.join(known)}. "
+            f"Which of them a model needs, its model card says (`--tool-call-parser`)."
+        )
+    parser: type[ToolParser] = ToolParserManager.get_tool_parser(name)
     for room in ("vllm.tool_parsers", "vllm.parser"):
         # Parsers log a traceback for each call that they cannot read; the policy gets a message.
         logging.getLogger(room).setLevel(logging.CRITICAL)
@@ -63,47 +69,28 @@ def vllm_extract(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
     def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> ExtractedCalls:
         try:
             with lock:  # a parser has a state
-                extracted = _extract(*_parser_for(parsers, parser, name, tokenizer, tools), text)
+                reader, request = _parser_for(parsers, parser, name, tokenizer, tools)
+                result = reader.extract_tool_calls(text, request)
+            calls = [(c.function.name, c.function.arguments, "") for c in result.tool_calls]
         except Exception as error:  # noqa: BLE001  whatever a policy writes may end a parser
             return text, (), (_unreadable(name, text, f" ({type(error).__name__}: {error})"),)
-        if extracted[1] or not begin.search(text):
-            return _with_ids(extracted, text, _IDS.get(name))
-        return text, (), (_unreadable(name, text),)
+        if not calls and begin.search(text):
+            return text, (), (_unreadable(name, text),)
+        written_ids = _IDS[name].findall(text) if name in _IDS else []
+        if len(written_ids) == len(calls):
+            pairs = zip(calls, written_ids, strict=True)
+            calls = [(function, arguments, call_id) for (function, arguments, _), call_id in pairs]
+        return result.content or "", calls, ()
 
-    _parser_for(
-        parsers, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},)
-    )
+    no_tool = {"function": {"name": "none", "parameters": {}}}
+    _parser_for(parsers, parser, name, tokenizer, (no_tool,))
     return extract
-
-
-def _with_ids(extracted: ExtractedCalls, text: str, ids: re.Pattern[str] | None) -> ExtractedCalls:
-    content, calls, problems = extracted
-    written_ids = ids.findall(text) if ids else []
-    if len(written_ids) != len(calls):
-        return extracted
-    pairs = zip(calls, written_ids, strict=True)
-    return (
-        content,
-        [(name, arguments, call_id) for (name, arguments, _), call_id in pairs],
-        problems,
-    )
 
 
 def _unreadable(name: str, text: str, why: str = "") -> str:
     line = " ".join(text.split())
     excerpt = f"{line[:200]!r}{'...' if len(line) > 200 else ''}"
     return f"A tool call in the format {name} cannot be read{why[:200]}: {excerpt}."
-
-
-def _parser_class(name: str) -> type[ToolParser]:
-    known = ToolParserManager.list_registered()
-    if name not in known:
-        raise ConfigError(
-            f"vLLM has no tool parser {name!r}.{nearest(name, known)} It has: {', '.join(known)}. "
-            f"Which of them a model needs, its model card says (`--tool-call-parser`)."
-        )
-    parser: type[ToolParser] = ToolParserManager.get_tool_parser(name)
-    return parser
 
 
 def _parser_for(
@@ -130,9 +117,3 @@ def _parser_for(
                 f"the one that the model's card names."
             ) from error
     return parsers[key]
-
-
-def _extract(parser: ToolParser, request: ChatCompletionRequest, text: str) -> ExtractedCalls:
-    result = parser.extract_tool_calls(text, request)
-    calls = [(call.function.name, call.function.arguments, "") for call in result.tool_calls]
-    return result.content or "", calls, ()

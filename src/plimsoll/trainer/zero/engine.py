@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,8 @@ class ZeroEngine:
         self._place = place
         self._form = Form.of(role, place.ranks)
         settings = deepspeed_settings(role, place.device, place.ranks)
-        optimizer = make_optimizer(
-            module, role
-        )  # it groups weights by shape, so call it before dividing
+        # It groups weights by shape, so call it before dividing.
+        optimizer = make_optimizer(module, role)
         if self._zero.stage == 3:
             divide(module, role.model, settings, place)
         else:
@@ -146,13 +145,20 @@ class ZeroEngine:
 
         If it is not, weights and moments stay as they are.
         """
-        norm = self._plain_norm()
-        if norm is None:  # DeepSpeed takes the norm, and leaves out a step that is not finite
+        if self._zero.stage > 0 or self._role.model.dtype != "float32":
+            # DeepSpeed takes the norm, and leaves out a step that is not finite.
             self._engine.step()
             norm = float(self._engine.get_global_grad_norm())
             if not math.isfinite(norm):
                 forget_gradients(self._engine.optimizer)
             return norm
+        # With these settings DeepSpeed does not wrap the optimizer and reports no norm. So the norm
+        # is taken here, after reducing the gradients, just before the update. Not by
+        # allreduce_gradients(), which reduces only while DeepSpeed's own step() runs.
+        self._engine.buffered_allreduce_fallback()
+        self._engine.enable_backward_allreduce = False  # step() must not reduce once more
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
         if math.isfinite(norm):
             self._engine.step()
         else:
@@ -174,20 +180,6 @@ class ZeroEngine:
         each, held_bytes = masters[0].element_size(), sum(master.nbytes for master in masters)
         what = f"{_DTYPE_NAMES[each]} masters"
         return DividedShare(role, what, each * trained, self._place.ranks, held_bytes)
-
-    def _plain_norm(self) -> float | None:
-        """Return the gradient norm at stage 0 in fp32; None for all other settings.
-
-        With these settings DeepSpeed does not wrap the optimizer and reports no norm. So the norm
-        is taken here, after reducing the gradients, just before the update.
-        """
-        if self._zero.stage > 0 or self._role.model.dtype != "float32":
-            return None
-        # Not allreduce_gradients(), which reduces only while DeepSpeed's own step() runs.
-        self._engine.buffered_allreduce_fallback()
-        self._engine.enable_backward_allreduce = False  # step() must not reduce once more
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
     def gather(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Return a context manager that yields the undivided parameters by name."""
@@ -217,15 +209,14 @@ class ZeroEngine:
         rows = {kind: [*map(self._readable, tensors)] for kind, tensors in kept.items()}
         yield from row_files(rows, masters.parts, self._place.rank)
         if self._has_block_moments:
-            states = [masters.optimizer.state[master] for master in masters.tensors]
-            yield block_file([self._readable_state(s) for s in states], self._place.rank)
+            states = (masters.optimizer.state[master] for master in masters.tensors)
+            tensors = [{k: v for k, v in s.items() if isinstance(v, Tensor)} for s in states]
+            readable = [{k: self._readable(v) for k, v in held.items()} for held in tensors]
+            yield block_file(readable, self._place.rank)
 
     def _readable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that can be read; if it is asleep, its copy on the host."""
         return self._states_asleep.readable(self._weights_asleep.readable(tensor))
-
-    def _readable_state(self, state: Mapping[str, object]) -> dict[str, object]:
-        return {k: self._readable(v) if isinstance(v, Tensor) else v for k, v in state.items()}
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
@@ -240,7 +231,13 @@ class ZeroEngine:
         masters = self._masters
         rows = self._rows()
         if self._has_block_moments:
-            self._restore_blocks(directory)
+            states = read_blocks(directory, self._place.rank if self._zero.stage > 0 else 0)
+            for number, master in enumerate(masters.tensors):
+                state = masters.optimizer.state[master]
+                state.clear()
+                if number in states:
+                    state |= {name: t.to(master.device) for name, t in states[number].items()}
+                    state["step"] = self.steps.taken
         else:
             rows |= begin_moments(masters.optimizer, masters.tensors, self.steps.taken)
         read_rows(rows, masters.parts, directory)
@@ -254,15 +251,6 @@ class ZeroEngine:
     def _has_block_moments(self) -> bool:
         """Whether moments are in 8 bits, with scales of blocks."""
         return self._role.optimizer.kind == "adamw_8bit"
-
-    def _restore_blocks(self, directory: Path) -> None:
-        states = read_blocks(directory, self._place.rank if self._zero.stage > 0 else 0)
-        for number, master in enumerate(self._masters.tensors):
-            state = self._masters.optimizer.state[master]
-            state.clear()
-            if number in states:
-                state |= {name: t.to(master.device) for name, t in states[number].items()}
-                state["step"] = self.steps.taken
 
 
 ENGINE = TrainerBuild(trained=ZeroEngine, frozen=FrozenZeroEngine)

@@ -62,23 +62,17 @@ class Form:
     def differences(self, written: Form) -> list[str]:
         """Return the settings that keep this role from going on from the written form.
 
-        Each is `key: then -> now`.
+        Each is `key: then -> now`. Moments in 8 bits cannot be divided anew; else the division is
+        no difference.
         """
-        then, now = self._redivide(written)._settings(), self._settings()
+        if self.optimizer != "adamw_8bit":
+            written = replace(written, **{name: getattr(self, name) for name in _DIVIDED})
+        then, now = written._settings(), self._settings()
         return [
             f"{key}: {show(then[key])} -> {show(value)}"
             for key, value in now.items()
             if key in then and then[key] != value
         ]
-
-    def _redivide(self, written: Form) -> Form:
-        """Return the written form with this one's division; unchanged for moments in 8 bits.
-
-        Moments in 8 bits cannot be divided anew.
-        """
-        if self.optimizer == "adamw_8bit":
-            return written
-        return replace(written, **{name: getattr(self, name) for name in _DIVIDED})
 
     def _settings(self) -> dict[str, object]:
         """Return the settings by their config keys, without the role's name in front."""

@@ -96,11 +96,14 @@ class FrozenZeroEngine:
         self._call: Any = module
         self._visit: Callable[[], AbstractContextManager[None]] = nullcontext
         if zero.stage == 0 and zero.offload == "cpu":
-            self._visit = partial(
-                _visit,
-                _park_on_host(module, role.model, place),
-                partial(Tensor.to, device=place.torch_device, non_blocking=True),
-            )
+            settle(module, role.model, torch.device("cpu"))
+            _move_buffers(module, place.torch_device)
+            parameters = list(module.parameters())
+            if place.device == "cuda":
+                for parameter in parameters:
+                    parameter.data = parameter.data.pin_memory()
+            travel = partial(Tensor.to, device=place.torch_device, non_blocking=True)
+            self._visit = partial(_visit, parameters, travel)
         elif zero.stage == 0:
             settle(module, role.model, place.torch_device)
         else:
@@ -159,16 +162,6 @@ class FrozenZeroEngine:
         """Return a context manager that yields the full parameters by name."""
         assert not self._asleep, "weights that are asleep cannot be gathered"
         return gather_weights(self.module, names, self._stage)
-
-
-def _park_on_host(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
-    """Load the parameters into host memory, pinned for CUDA, and return them."""
-    settle(module, model, torch.device("cpu"))
-    _move_buffers(module, place.torch_device)
-    for parameter in module.parameters():
-        if place.device == "cuda":
-            parameter.data = parameter.data.pin_memory()
-    return list(module.parameters())
 
 
 @contextmanager

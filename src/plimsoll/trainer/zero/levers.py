@@ -17,10 +17,8 @@ from plimsoll.trainer.zero.rules import LOST_BELOW
 _STAGE = "zero.stage"
 _GRADIENTS = "zero.gradient_dtype"
 _STATES = "zero.state_dtype"
-_ASLEEP: tuple[Kind, ...] = (
-    *("weights", "gradients", "optimizer states", "buffers"),
-    "frozen models",
-)
+_HELD: tuple[Kind, ...] = ("weights", "gradients", "optimizer states", "buffers")
+_ASLEEP: tuple[Kind, ...] = (*_HELD, "frozen models")
 
 
 def _zero(at: Situation) -> ZeroConfig:
@@ -62,7 +60,7 @@ LEVERS: tuple[Lever, ...] = (
         cost="stage 3 gathers weights for each micro-batch, stages below it do not",
         rank=20,
         settings=lambda at: [{_STAGE: stage} for stage in (2, 3) if stage > _zero(at).stage],
-        reliefs=(Relief(("weights", "gradients", "optimizer states", "buffers")),),
+        reliefs=(Relief(_HELD),),
         control=True,
     ),
     _frozen_lever(

@@ -139,11 +139,8 @@ def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
             optimizer._reassign_or_swap_out_partitioned_parameters(i)
         optimizer.checkpoint_event_epilogue()  # gathers small weights, which stay gathered
 
-    parts = [
-        part
-        for i, group in enumerate(optimizer.fp16_groups)
-        for part in _shares(names, group, i, rank)
-    ]
+    groups = enumerate(optimizer.fp16_groups)
+    parts = [part for i, group in groups for part in _shares(names, group, i, rank)]
     return Masters(tensors, parts, optimizer.optimizer, spread)
 
 

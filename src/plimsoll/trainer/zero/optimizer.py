@@ -1,9 +1,19 @@
-"""The optimizer of a trained role, its parameter groups, and its moments as flat tensors."""
+"""The optimizer of a trained role, its parameter groups, and its moments as flat tensors.
+
+DeepSpeed's Adam on the CPU is in C++, and a machine compiles it at its first use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +21,22 @@ from torch import Tensor, nn
 
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.versions import own_scripts
 from plimsoll.trainer.zero.config import ZeroConfig
-from plimsoll.trainer.zero.extensions import building, compiler_errors, offer_ninja
 
 _MOST_IN_8_BITS = 2**30
 """The most elements of a group of parameters: a rank's share of it has under 2^31. DeepSpeed lays
 the share out as one row, and bitsandbytes 0.50 counts a row on CUDA in 32 bits (backends/cuda/
 ops.py, `c_int32(g.numel())`): it would update a part of a longer row, or nothing."""
+
+
+# On a machine with nvcc and no GPU, torch.utils.cpp_extension logs a warning at import.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+
+MOST_SECONDS = 600.0
+"""The time that compiling may take; it takes about one minute."""
+
+_SHOWN_LINES = 3
 
 
 def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[str, object]]:
@@ -108,9 +127,8 @@ def forget_dry_step(optimizer: Any) -> None:
     """
     for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
         if "step" in state:
-            state["step"] = (
-                torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
-            )
+            step = state["step"]
+            state["step"] = torch.zeros_like(step) if isinstance(step, Tensor) else 0
 
 
 def forget_gradients(optimizer: Any) -> None:
@@ -155,13 +173,75 @@ def begin_moments(
             state.clear()
         elif not state:
             state |= {name: torch.zeros_like(master.data, dtype=dtype) for name in MOMENTS}
-        if state:
-            state["step"] = _count(optimizer, master, updates)
+        if state:  # the number of updates, for the bias correction, is a tensor in torch's AdamW
+            is_torch = isinstance(optimizer, torch.optim.AdamW)
+            step = torch.tensor(float(updates), device=master.device) if is_torch else updates
+            state["step"] = step
     return moment_rows(optimizer, masters)
 
 
-def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:
-    """Return the number of updates, for the bias correction, in the optimizer's type."""
-    if isinstance(optimizer, torch.optim.AdamW):
-        return torch.tensor(float(updates), device=master.device)
-    return updates
+def offer_ninja() -> None:
+    """Add this Python's script folder to PATH if PATH has no ninja, which torch looks for there.
+
+    If a command is called by its path (.venv/bin/plimsoll), PATH may lack that folder.
+    """
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{own_scripts()}"
+
+
+@contextmanager
+def building(name: str) -> Iterator[None]:
+    """Keep other runs from compiling the extension in the block, and remove a killed run's lock.
+
+    Torch makes a lock file while it compiles, and waits for ever for a lock of another process. A
+    killed process leaves its lock behind. That lock is removed if a run of Plimsoll made it.
+
+    Raises:
+        PlimsollError: Another program's lock is older than compiling takes.
+        OSError: The directory cannot be written.
+    """
+    from torch.utils.cpp_extension import _get_build_directory
+
+    directory = Path(_get_build_directory(name, verbose=False))
+    lock, mark = directory / "lock", directory / "plimsoll.building"
+    with open(directory / "plimsoll.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ended by the kernel when its process is killed
+        except OSError:  # some clusters' file systems have no locks
+            _await(lock, name)
+            yield
+            return
+        if mark.exists():
+            lock.unlink(missing_ok=True)
+        mark.touch()
+        try:
+            _await(lock, name)
+            yield
+        finally:
+            mark.unlink()
+
+
+def _await(lock: Path, name: str) -> None:
+    while (age := _age(lock)) is not None:
+        if age > MOST_SECONDS:
+            raise PlimsollError(
+                f"{lock} has been there for {age / 60:.0f} minutes: a process that compiled "
+                f"DeepSpeed's {name} was probably killed, and left it. If no other run on this "
+                "machine is starting just now, remove the file and try again"
+            )
+        time.sleep(1.0)
+
+
+def compiler_errors(output: str) -> str:
+    """Return the first lines of a failed build that say why, without the commands around them."""
+    lines = [line.strip() for line in output.splitlines()]
+    error_lines = [line for line in lines if "error" in line or "not found" in line]
+    return "\n  ".join(error_lines[:_SHOWN_LINES]) or output
+
+
+def _age(file: Path) -> float | None:
+    """Return the seconds since the file was made; None if there is none."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except FileNotFoundError:
+        return None

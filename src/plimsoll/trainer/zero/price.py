@@ -1,19 +1,24 @@
-"""What ZeRO holds on one rank, for a role that learns and for a role that only scores."""
+"""What ZeRO holds on one rank, for a role that learns and for a role that only scores.
+
+Of ranks that sleep, that is what leaves the card, and its copies in pinned host memory. sleep.py
+copies each storage by itself, into a pinned block whose size is a power of two. Blocks go back to
+PyTorch's cache when a rank wakes, not to the system, so they stay from the first sleep on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import ELEMENT_BYTES, FrozenRole, TrainedRole
+from plimsoll.model.price.form import adapter_tensors, whole_tensors
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.items import Life, Tensors, Where
+from plimsoll.timeline.items import Life, Tensors, Where, states_asleep, weights_asleep
 from plimsoll.trainer.price import (
     CHECKPOINT_FILE,
-    Outgoing,
     RoleWork,
     SavedBytes,
     TrainedTensors,
@@ -21,28 +26,37 @@ from plimsoll.trainer.price import (
     loading_tensors,
     outgoing_tensors,
 )
-from plimsoll.trainer.zero.buffers import (
-    BOTH_TABLES,
-    cpu_copies,
-    layers_left,
-    norm_copies,
-    second_copy,
-)
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
-from plimsoll.trainer.zero.settings import deepspeed_settings, frozen_settings
-from plimsoll.trainer.zero.sizes import (
+from plimsoll.trainer.zero.settings import (
     Counts,
     ZeroSizes,
+    deepspeed_settings,
     frozen_counts,
+    frozen_settings,
     moment_bytes,
     trained_counts,
     zero_sizes,
 )
-from plimsoll.trainer.zero.sleep_price import with_sleep
-from plimsoll.trainer.zero.states import weights, zero_states
+from plimsoll.trainer.zero.states import (
+    BOTH_TABLES,
+    REDUCE_BUCKET,
+    cpu_copies,
+    layers_left,
+    norm_copies,
+    second_copy,
+    weights,
+    zero_states,
+)
 
 _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
 """The sizes of a frozen model of which every rank has a full copy."""
+
+
+_BETWEEN_STEPS: tuple[Life, ...] = ("always", "built", "stepped")
+_TRAINED = "trained parameters"
+
+Pieces = Mapping[str, Sequence[tuple[int, int]]]
+"""The storages of tensors that lie one by one: (elements of each, count), by `Tensors.of`."""
 
 
 def _trained_tensors(role: TrainedRole, work: RoleWork, sending: Sending | None) -> TrainedTensors:
@@ -51,27 +65,20 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sending: Sending | None)
     settings: Any = deepspeed_settings(role, device, work.ranks)
     sizes = zero_sizes(settings, work.ranks)
     counts, adapted = trained_counts(role, shape, work.head, sizes), role.adapter is not None
-    tensors = [
-        *zero_states(counts, sizes, device),
-        *_average_and_buffers(counts, sizes, role, work),
-    ]
+    tensors = [*zero_states(counts, sizes, device)]
+    tensors += _average_and_buffers(counts, sizes, role, work)
     tensors += norm_copies(counts, sizes, device)
     if device == "cpu":
         tensors += cpu_copies(counts, sizes, role.optimizer)
     tensors += loading_tensors(shape, counts.element, counts.quantized, device)
     if work.name == "actor":
-        outgoing = _outgoing(counts, sizes, adapted)
-        tensors += outgoing_tensors(outgoing, device, sending, work.first)
+        trained = counts.trained * counts.element
+        every = trained + counts.frozen * counts.element + counts.quantized // 2
+        saved, gathers = trained if adapted else every, sizes.stage == 3 and sizes.ranks > 1
+        tensors += outgoing_tensors(work, sending, saved=saved, every=every, gathers=gathers)
     tensors = [*with_sleep(tensors, sizes, role, work)]
     whole = BOTH_TABLES if role.adapter is None else role.adapter.modules_to_save
     return TrainedTensors(tuple(tensors), layers_left(shape, counts.trained, sizes, whole))
-
-
-def _outgoing(counts: Counts, sizes: ZeroSizes, adapted: bool) -> Outgoing:
-    """Return the bytes of the weights that one rank saves or sends."""
-    trained = counts.trained * counts.element
-    all_bytes = trained + counts.frozen * counts.element + counts.quantized // 2
-    return Outgoing(trained, all_bytes, adapted, gathers=sizes.stage == 3 and sizes.ranks > 1)
 
 
 def _average_and_buffers(
@@ -131,17 +138,10 @@ def _whole_model(role: FrozenRole, counts: Counts, work: RoleWork) -> Iterator[T
         yield from copies
         return
     yield from (replace(tensor, life="scoring") for tensor in copies)
+    source = "trainer/zero/frozen.py: each parameter pinned by itself"
+    host = Tensors("weights", "weights in host memory", "parameters", 0, counts.element, source)
     for tensors in parameter_tensors(work.shape, work.head == "value"):
-        yield Tensors(
-            "weights",
-            "weights in host memory",
-            "parameters",
-            tensors.parameters,
-            counts.element,
-            "trainer/zero/frozen.py: each parameter pinned by itself",
-            where="host",
-            pinned=tensors.elements,
-        )
+        yield replace(host, elements=tensors.parameters, where="host", pinned=tensors.elements)
 
 
 def _frozen_settings(role: FrozenRole) -> FrozenZeroConfig:
@@ -165,6 +165,62 @@ def _has_head(role: FrozenRole, ranks: int, device: Device) -> bool:
     zero = _frozen_settings(role)
     divided = zero.stage == 3 and ranks > 1
     return not divided and not (zero.offload == "cpu" and device == "cuda")
+
+
+def with_sleep(
+    tensors: Iterable[Tensors], sizes: ZeroSizes, role: TrainedRole | FrozenRole, work: RoleWork
+) -> Iterator[Tensors]:
+    """Yield a role's tensors, without those asleep while they sleep, and their copies."""
+    states = states_asleep(work.rank_sleep)
+    weights = weights_asleep(work.rank_sleep, work.name)
+    pieces = _pieces(sizes, role, work)
+    for tensor in tensors:
+        asleep = weights if tensor.kind == "weights" else states
+        moves = tensor.where == "device" and tensor.life in _BETWEEN_STEPS and tensor.elements
+        if not (asleep and moves):
+            yield tensor
+            continue
+        yield replace(tensor, asleep=asleep)
+        if tensor.name != REDUCE_BUCKET:  # it holds nothing between steps
+            yield from _copies(tensor, sizes, pieces)
+
+
+def _copies(tensor: Tensors, sizes: ZeroSizes, pieces: Pieces) -> Iterator[Tensors]:
+    """Yield the host copies of a tensor: of DeepSpeed's flat buffers, or of each storage."""
+    name, source = f"{tensor.name} asleep", f"trainer/zero/sleep.py; {tensor.source}"
+    copy = replace(tensor, name=name, where="host", life="stepped", source=source)
+    if tensor.of not in pieces or (tensor.of == _TRAINED and sizes.stage > 0):
+        share = -(-tensor.elements // tensor.ranks)
+        in_groups = sizes.stage == 3 and tensor.kind == "optimizer states"
+        yield replace(copy, pinned=min(share, sizes.sub_group) if in_groups else share)
+        return
+    for elements, count in pieces[tensor.of]:
+        yield replace(copy, elements=elements * count, pinned=-(-elements // tensor.ranks))
+
+
+def _pieces(sizes: ZeroSizes, role: TrainedRole | FrozenRole, work: RoleWork) -> Pieces:
+    shape, in_4_bits = work.shape, role.model.quantization == "nf4"
+    every = [
+        (tensors.elements, tensors.parameters // tensors.elements)
+        for tensors in parameter_tensors(shape, work.head == "value")
+    ]
+    linears = [
+        (linear.inputs * linear.outputs, linear.count)
+        for linear in shape.linears
+        if linear.stacked == 1 and in_4_bits
+    ]
+    narrow = {elements for elements, _ in linears}
+    plain = [piece for piece in every if piece[0] not in narrow]
+    adapter = role.adapter if isinstance(role, TrainedRole) else None
+    pairs = [] if adapter is None else [(size, n) for n, size in adapter_tensors(shape, adapter)]
+    whole = [] if adapter is None else [(size, 1) for size in whole_tensors(shape, adapter)]
+    return {
+        _TRAINED: [*pairs, *whole] or every,
+        "frozen parameters": plain,
+        "parameters in 4 bits": linears,
+        "parameters": [*every, *pairs],
+        "of small tensors": [p for p in (*plain, *pairs) if p[0] <= sizes.persistence],
+    }
 
 
 PRICE = TrainerPrice(

@@ -1,8 +1,14 @@
-"""ZeRO's requirements on a config and on a machine, and the messages about them."""
+"""ZeRO's requirements on a config and on a machine, and the messages about them.
+
+To these belong DeepSpeed's installation: known faults of versions, and parts that are compiled at
+their first use.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -12,19 +18,45 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, Section, find
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.resolve.engine_rules import ToolNeed, TrainerRules
+from plimsoll.machine.versions import Failure, Package, package_finding
+from plimsoll.resolve.engine_rules import Compiled, Installed, ToolNeed, TrainerRules
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.numbers import plural
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
-from plimsoll.trainer.zero.installation import (
-    COMPILED,
-    FOR_CPU_ADAM,
-    FOR_ZERO_PLUS_PLUS,
-    PACKAGES,
-    find_installed,
-    is_adam_built,
+
+DEEPSPEED = Package(
+    "deepspeed",
+    partial=(
+        Failure(
+            "<0.16.8",
+            "Qwen3 under ZeRO-3 took so much more memory that 8B did not fit 8 H100.",
+            "huggingface/open-r1#653, deepspeedai/DeepSpeed#7258",
+        ),
+    ),
 )
+PACKAGES = (DEEPSPEED,)
+
+FOR_CPU_ADAM = ("g++", "ninja", "Python.h")
+FOR_ZERO_PLUS_PLUS = ("nvcc", *FOR_CPU_ADAM)
+COMPILED = (
+    Compiled("Adam on the CPU (optimizer_offload)", FOR_CPU_ADAM, ("cpu", "cuda")),
+    Compiled("ZeRO++ (quantized_weights, quantized_gradients)", FOR_ZERO_PLUS_PLUS, ("cuda",)),
+)
+
+
+def is_adam_built() -> bool:
+    """Return whether DeepSpeed was installed with its Adam compiled (DS_BUILD_CPU_ADAM)."""
+    deepspeed = importlib.util.find_spec("deepspeed")
+    if deepspeed is None or deepspeed.origin is None:
+        return False
+    return any(Path(deepspeed.origin).parent.glob("ops/adam/cpu_adam_op*.so"))
+
+
+def find_installed(seen: Installed) -> Iterator[Problem]:
+    """Yield `plimsoll doctor`'s finding about DeepSpeed, which each run needs by default."""
+    yield package_finding(DEEPSPEED, seen.versions[DEEPSPEED.name])
+
 
 _STORAGE = Version("0.43")
 """The first bitsandbytes with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
@@ -114,11 +146,9 @@ def _against_narrow_states(
     elif zero.stage == 0:
         yield "DeepSpeed narrows the states that it divides.", f"{name}.zero.stage: 1 or more"
     elif zero.stage == 1 and zero.optimizer_offload == "none" and zero.gradient_dtype != "bfloat16":
-        yield (
-            "At stage 1 with float32 gradients DeepSpeed's optimizer for bfloat16 keeps float32 "
-            "states, and does not say so.",
-            f"{name}.zero.stage: 2, or {name}.zero.gradient_dtype: bfloat16",
-        )
+        why = "At stage 1 with float32 gradients DeepSpeed's optimizer for bfloat16 keeps float32 "
+        why += "states, and does not say so."
+        yield why, f"{name}.zero.stage: 2, or {name}.zero.gradient_dtype: bfloat16"
 
 
 def _zero_plus_plus(spec: RunSpec[Any]) -> Iterator[Problem]:

@@ -1,15 +1,25 @@
-"""The DeepSpeed settings of a role, built from its config.
+"""The DeepSpeed settings of a role, built from its config, and the figures that prices need.
 
-They are torch-free: the plan prices the same settings that will run.
+The figures are sizes in the settings and counts of parameters. All are torch-free: the plan prices
+the same settings that will run.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
+from plimsoll.model.price.form import adapter_tensors, trained_parameters, whole_tensors
+from plimsoll.resolve.roles import HeadKind
+from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
 
 _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+_NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
+_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales; an fp32 scale for each 256 of these
+_MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
 
 
 def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[str, object]:
@@ -20,23 +30,19 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
     losses are divided by global counts before they come here, hence no scaling of any kind.
     """
     zero = role.settings_of(ZeroConfig)
+    narrow = zero.state_dtype == "bfloat16"
     return {
         **_common(ranks),
         "managed_gradient_accumulation": False,
         "gradient_clipping": role.optimizer.max_grad_norm,
-        "bf16": _bfloat16(role),
+        "bf16": {
+            "enabled": role.model.dtype == "bfloat16",
+            "bf16_master_weights_and_grads": narrow,
+            "bf16_optimizer_states": narrow,
+        },
         "zero_optimization": zero_settings(zero, device, ranks),
         "zero_allow_untested_optimizer": True,
         "data_types": {"grad_accum_dtype": _SHORT[zero.gradient_dtype]},
-    }
-
-
-def _bfloat16(role: TrainedRole) -> dict[str, object]:
-    narrow = role.settings_of(ZeroConfig).state_dtype == "bfloat16"
-    return {
-        "enabled": role.model.dtype == "bfloat16",
-        "bf16_master_weights_and_grads": narrow,
-        "bf16_optimizer_states": narrow,
     }
 
 
@@ -95,3 +101,170 @@ def _common(ranks: int) -> dict[str, object]:
         # This clock makes the host wait for the card before every forward pass (utils/timer.py).
         "timers": {"throughput": {"enabled": False}},
     }
+
+
+@dataclass(frozen=True)
+class ZeroSizes:
+    """The settings of a role's engine that memory depends on; elements if not said otherwise.
+
+    Attributes:
+        accumulate: Bytes of an accumulated gradient.
+        bucket: Elements of a bucket that is reduced.
+        prefetch: Elements that stage 3 gathers ahead.
+        live: Elements that stage 3 keeps gathered at once.
+        persistence: The size up to which stage 3 does not divide a tensor.
+        sub_group: Elements that stage 3 updates at once.
+        offload: Whether the optimizer is in host memory.
+        offload_weights: Whether the weights are in host memory (stage 3).
+        pinned: Whether that host memory is pinned.
+        master: Bytes of a master, and of the gradient that its optimizer reads.
+        overlaps: Whether gathering and reducing run beside the compute, on streams of their own.
+    """
+
+    stage: int
+    ranks: int
+    accumulate: int
+    bucket: int
+    prefetch: int = 0
+    live: int = 0
+    persistence: int = 0
+    sub_group: int = 0
+    offload: bool = False
+    offload_weights: bool = False
+    pinned: bool = False
+    master: int = 4
+    overlaps: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Elements of one role's parameters, and their bytes.
+
+    Attributes:
+        trained: Parameters with gradients; parameters in 4 bits do not count.
+        frozen: Parameters without gradients; parameters in 4 bits do not count.
+        largest: Elements of the largest trained tensor.
+        element: Bytes of a weight.
+        moments: Bytes of both Adam moments.
+        quantized: Parameters in 4 bits.
+        scales: Bytes of quantisation scales per parameter in 4 bits.
+        small: Elements in tensors below the persistence threshold.
+        oversized: Elements in trained tensors larger than a bucket.
+    """
+
+    trained: int
+    frozen: int
+    largest: int
+    element: int
+    moments: float = 8.0
+    quantized: int = 0
+    scales: float = 0.0
+    small: int = 0
+    oversized: int = 0
+
+    @property
+    def stored(self) -> int:
+        """The number of elements in which all weights are stored, with weights in 4 bits packed."""
+        return self.trained + self.frozen + self.quantized // 2 // self.element
+
+
+def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
+    """Return the sizes in DeepSpeed's settings that memory depends on."""
+    zero = settings["zero_optimization"]
+    optimizer, parameter = zero.get("offload_optimizer"), zero.get("offload_param")
+    narrow = settings.get("data_types", {}).get("grad_accum_dtype") == "bf16"
+    return ZeroSizes(
+        stage=zero["stage"],
+        ranks=ranks,
+        accumulate=2 if narrow else 4,
+        bucket=zero["reduce_bucket_size"],
+        prefetch=zero.get("stage3_prefetch_bucket_size", 0),
+        live=zero.get("stage3_max_live_parameters", 0),
+        persistence=zero.get("stage3_param_persistence_threshold", 0),
+        sub_group=zero.get("sub_group_size", 0),
+        offload=optimizer is not None,
+        offload_weights=parameter is not None,
+        pinned=any(o is not None and o["pin_memory"] for o in (optimizer, parameter)),
+        master=2 if settings["bf16"].get("bf16_master_weights_and_grads") else 4,
+        overlaps=zero["overlap_comm"],
+    )
+
+
+def moment_bytes(role: TrainedRole) -> float:
+    """Return the bytes of both Adam moments of a trained parameter."""
+    kind, zero = role.optimizer.kind, role.settings_of(ZeroConfig)
+    narrow = kind == "adamw" and zero.state_dtype == "bfloat16"
+    return 4.0 if narrow else _MOMENTS[kind]
+
+
+def trained_counts(
+    role: TrainedRole, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
+) -> Counts:
+    """Return the elements of a role that learns: with and without gradients, in 16 and 4 bits."""
+    base = replace(frozen_counts(role.model, shape, head, sizes), moments=moment_bytes(role))
+    if role.adapter is None:
+        tensors = parameter_tensors(shape, head == "value")
+        return replace(
+            base,
+            trained=base.frozen,
+            frozen=0,
+            largest=shape.largest_parameter,
+            oversized=sum(t.parameters for t in tensors if t.elements > sizes.bucket),
+        )
+    pairs, whole = adapter_tensors(shape, role.adapter), whole_tensors(shape, role.adapter)
+    elements = [elements for _, elements in pairs] + whole
+    return replace(
+        base,
+        trained=trained_parameters(role, shape, head),
+        frozen=base.frozen - (shape.hidden if head == "value" else 0) - sum(whole),
+        largest=max(elements, default=0),  # a wrong target wraps nothing
+        oversized=sum(size for size in whole if size > sizes.bucket),
+        small=base.small + sum(c * e for c, e in pairs if e <= sizes.persistence),
+    )
+
+
+def frozen_counts(
+    model: ModelConfig, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
+) -> Counts:
+    """Return the element counts of a model that only scores; `small` is 0 below stage 3."""
+    value, nf4 = head == "value", model.quantization == "nf4"
+    whole = shape.value_parameters if value else shape.parameters
+    plain = (linear for linear in shape.linears if linear.stacked == 1)
+    quantized = sum(x.count * x.inputs * x.outputs for x in plain) if nf4 else 0
+    codes = 2 * model.element if nf4 else 1  # 4-bit codes that are stored as one element
+    small = small_parameters(shape, sizes.persistence, codes, value) if sizes.stage == 3 else 0
+    return Counts(
+        trained=0,
+        frozen=whole - quantized,
+        largest=0,
+        element=model.element,
+        quantized=quantized,
+        scales=_NF4_DOUBLE if model.double_quantization else _NF4,
+        small=small,
+    )
+
+
+def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
+    """Return whether DeepSpeed chooses BF16_Optimizer.
+
+    The choice is made in runtime/engine.py, _do_optimizer_sanity_check.
+    """
+    return sizes.stage == 1 and is_compact(counts, sizes) and not sizes.offload
+
+
+def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
+    """Return whether a rank's gradients are added up in fp32.
+
+    See _use_compact_grad_partition_buffer.
+    """
+    return counts.element == 2 and sizes.accumulate == 4
+
+
+def largest_share(counts: Counts, sizes: ZeroSizes) -> int:
+    """Return the most elements of the largest gradient that one rank gets.
+
+    Below stage 3 all gradients are divided as one row, so a rank may get the full gradient; stage 3
+    divides each gradient.
+    """
+    divided = counts.largest if sizes.stage == 3 else counts.trained
+    return min(counts.largest, -(-divided // sizes.ranks))

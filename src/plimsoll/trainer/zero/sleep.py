@@ -66,14 +66,13 @@ class HostCopies:
         storage = tensor.untyped_storage()
         here = storage.device.type == self._device.type and storage.resizable()
         if here and (size := storage.nbytes()):
-            block = self._copy(storage) if copies else None
+            block = None
+            if copies:
+                pin = self._device.type == "cuda"
+                block = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
+                block.copy_(_bytes_of(storage), non_blocking=True)
             self._moved[storage._cdata] = _Moved(storage, size, block)
             storage.resize_(0)
-
-    def _copy(self, storage: UntypedStorage) -> Tensor:
-        pin = self._device.type == "cuda"
-        block = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu", pin_memory=pin)
-        return block.copy_(_bytes_of(storage), non_blocking=True)
 
     def take_back(self) -> None:
         """Move everything back to the device."""
@@ -144,10 +143,7 @@ def held_tensors(root: object) -> Iterator[Tensor]:
             found += value.values()
         elif isinstance(value, list | tuple | set):
             found += value
-        elif _is_searched(value):
+        elif isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
+            continue
+        elif type(value).__module__.split(".")[0] in _LIBRARIES:
             found += vars(value).values()
-
-
-def _is_searched(value: object) -> bool:
-    library = type(value).__module__.split(".")[0]
-    return library in _LIBRARIES and hasattr(value, "__dict__") and not isinstance(value, nn.Module)

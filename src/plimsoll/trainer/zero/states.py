@@ -11,16 +11,22 @@ Read in its source, and checked against the tensors that its engines really hold
   step (zero/stage3.py, _setup_for_real_optimizer, _prepare_fp32_grad_for_sub_group);
 - stage 3 on one rank uses its weights where they lie and gathers nothing;
 - stage 3 with states in bfloat16 copies the weights as masters (its _create_fp32_partitions).
+
+Beside a role's states DeepSpeed has buffers: copies of gradients in fp64, made one at a time for
+the gradient norm; a second copy of the weights; and copies that are made only on CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 from plimsoll.config.cluster import Device
+from plimsoll.config.engine import OptimizerConfig
+from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Kind, Life, Tensors, Where
-from plimsoll.trainer.zero.sizes import (
+from plimsoll.trainer.zero.settings import (
     Counts,
     ZeroSizes,
     is_bf16_optimizer,
@@ -40,6 +46,10 @@ _AHEAD = 3
 then sends one (`max_param_reduce_events`, and in partitioned_param_coordinator.py
 `max_ongoing_fetch_events`)."""
 _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallback
+_DOUBLE = 8
+_WRITTEN_OUT = 5 * 4  # fp32: both moments, the scaled gradient, a square root and its quotient
+_AT_ONCE = 250_000_000  # elements: zero/stage3.py, _constant_buffered_norm2
+_SOURCE = "DeepSpeed 0.19.8, runtime/zero: get_grad_norm_direct and set_norm_for_param_grad_in_gpu"
 
 
 def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tensors, ...]:
@@ -70,14 +80,9 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     for name, of, elements, each in kinds:
         block = -(-elements // ranks) if pinned else 0
         yield Tensors("weights", name, of, elements, each, source, ranks, where, pinned=block)
-    yield Tensors(
-        "weights",
-        "scales of 4-bit weights",
-        "parameters in 4 bits",
-        counts.quantized,
-        counts.scales,
-        "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO",
-    )
+    name, of = "scales of 4-bit weights", "parameters in 4 bits"
+    source = "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO"
+    yield Tensors("weights", name, of, counts.quantized, counts.scales, source)
     if divided and (ranks > 1 or sizes.offload_weights):
         yield from _gathered_weights(counts, sizes)
 
@@ -273,3 +278,91 @@ class _Stage:
         counts = self.counts
         elements = max(min(self.sizes.bucket, counts.trained), counts.largest)
         return self.buffer("copy to reduce", "gradients", elements, counts.element, "reducing")
+
+
+def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
+    """Yield the copies of one gradient that are made for the norm, just before the step.
+
+    Yield nothing at stage 0 and for BF16_Optimizer, which take the norm in fp32 without copies.
+    """
+    if not counts.trained or sizes.stage == 0 or is_bf16_optimizer(counts, sizes):
+        return
+    piece = largest_share(counts, sizes)
+    if sizes.stage == 3 and sizes.offload:
+        piece = min(piece, _AT_ONCE)
+    copies = [_norm_tensors("norm of a gradient", piece, _DOUBLE)]
+    name = "gradient from the host"  # offloaded gradients are copied one by one
+    if sizes.offload and sizes.stage == 3 and device == "cuda":
+        copies.append(_norm_tensors(name, largest_share(counts, sizes), sizes.accumulate))
+    if sizes.offload and sizes.stage < 3 and not is_compact(counts, sizes):
+        copies.append(_norm_tensors(name, counts.largest, counts.element))
+    yield from copies if device == "cuda" else (replace(c, where="host") for c in copies)
+
+
+def _norm_tensors(name: str, elements: int, each: int) -> Tensors:
+    return Tensors("gradients", name, _LARGEST, elements, each, _SOURCE, life="norming")
+
+
+def second_copy(counts: Counts, ranks: int) -> Tensors:
+    """Return the second copy of the weights, made by ZeRO++'s hierarchical partitioning (hpZ).
+
+    `ranks`: how many ranks share the copy. It exists from the first forward on, when weights are
+    divided again after their first use (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py,
+    _partition_param_sec).
+    """
+    name, of, size = "second copy of weights", "parameters", counts.stored
+    source = "ZeRO++, arXiv 2306.10209, section 3.2"
+    return Tensors("weights", name, of, size, counts.element, source, ranks, life="stepped")
+
+
+def cpu_copies(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
+    """Yield copies that a rank makes on CPU only, while it trains and while its engine is built.
+
+    GPU kernels and NCCL do without them.
+    """
+    trained, ranks, each = counts.trained, sizes.ranks, counts.element
+    if sizes.stage in (1, 2) and not sizes.offload and not is_bf16_optimizer(counts, sizes):
+        # They exist beside the flat copy of the weights: it is free by then, but the heap keeps it
+        # for a second.
+        name, of = "zeros for gradients", "trained parameters"
+        source = "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: "
+        source += "3M to 120M parameters, the flat copy still resident"
+        zeros = Tensors("gradients", name, of, trained, sizes.master, source, ranks)
+        yield replace(zeros, where="host", life="building")
+    if optimizer.kind == "adamw_8bit":
+        # The optimizer's largest tensor is a weight at stage 0, a sub-group of the rank's share at
+        # stage 3, and the rank's share at other stages.
+        elements = counts.largest if sizes.stage == 0 else -(-trained // ranks)
+        if sizes.stage == 3:
+            elements = min(elements, sizes.sub_group)
+        name, of = "copies for 8-bit AdamW", "of the largest of the optimizer's tensors"
+        source = "bitsandbytes, backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu"
+        copies = Tensors("buffers", name, of, elements, _WRITTEN_OUT, source)
+        yield replace(copies, where="host", life="stepping")
+    if sizes.stage == 3:
+        elements = max(min(sizes.bucket, trained), counts.largest)
+        source = "PyTorch, ProcessGroupGloo.cpp: reduce_scatter_tensor reduces a clone of its input"
+        clone = Tensors("buffers", "gloo's copy to reduce", "gradients", elements, each, source)
+        yield replace(clone, where="host", life="reducing")
+
+
+BOTH_TABLES = ("embed_tokens", "lm_head")
+
+
+def layers_left(
+    shape: ModelShape, trained: int, sizes: ZeroSizes, whole: Collection[str] = BOTH_TABLES
+) -> int:
+    """Return how many layers' activations are still kept when DeepSpeed reduces for the first time.
+
+    Gradients arrive from the head down, the embedding's last (a tied head's with it). If a bucket
+    holds them all, they are reduced after the last of them, and no layers are left; stage 0 does
+    so, too. `trained`: the number of elements of all gradients. `whole`: those of the embedding
+    and the head that have gradients.
+    """
+    if sizes.stage == 0 or sizes.bucket >= trained:
+        return 0
+    head = shape.head_parameters if "lm_head" in whole else 0
+    embedding = "embed_tokens" in whole or (shape.tied and "lm_head" in whole)
+    layers = trained - head - (shape.embedding_parameters if embedding else 0)
+    undone = min(1.0, max(0, sizes.bucket - head) / max(1, layers))
+    return ceil(shape.layers * (1 - undone))

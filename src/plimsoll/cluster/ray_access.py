@@ -1,8 +1,12 @@
-"""The folder of a Ray that a run starts, which its user alone can enter; needs no Ray."""
+"""How a run gets to its Ray: the folder of one that it starts, the address of one that it joins.
+
+Only the user can enter the folder. This module needs no Ray.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -10,6 +14,11 @@ from plimsoll.errors import PlimsollError
 
 _LONGEST_SOCKET = 107  # bytes of a Unix socket's path (sun_path in unix(7), and its end)
 _IN_FOLDER = len("/session_2026-11-28_18-06-30_123456_1234567/sockets/plasma_store")
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a client begins HTTP/2, with empty settings; the server's settings are its first answer
+(RFC 9113, section 3.4). Ray's head speaks gRPC, which is HTTP/2."""
+_SETTINGS = 4
+"""The type of a settings frame in HTTP/2."""
 
 
 def temporary_directory() -> str:
@@ -54,3 +63,18 @@ def make_ray_folder() -> str:
             "a short path of your own."
         )
     return str(ray_folder())
+
+
+def check_reachable(address: str) -> None:
+    """Raise OSError soon if no Ray answers at the address; ValueError if it is not host:port.
+
+    Ray itself would try again for minutes.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return
+        connection.sendall(_PREFACE)
+        answer = connection.recv(64)
+    if len(answer) < 4 or answer[3] != _SETTINGS:
+        raise OSError("what listens there is not Ray's head")
