@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 
 from plimsoll.config.base import AUTO
 from plimsoll.errors import ConfigError
-from plimsoll_convert import mapping
-from plimsoll_convert.options import Options, Remark
+from plimsoll_convert import rules
+from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value, positive
 from plimsoll_convert.trl.roles import processes
-from plimsoll_convert.values import Keys, Sourced, Value, positive
 
 _LONGEST = 1024
 """The longest sequence, in tokens, if TRL's setting is null (no limit)."""
@@ -33,16 +31,11 @@ _SOLVED = ("accuracy_reward", "reasoning_accuracy_reward")
 _WANTED = "`datasets` must be a list of mappings with a path each, as in TRL's docs"
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Numbers of one RL step: sampled responses, and optimizer steps that learn from them."""
+def _generation(o: Options) -> tuple[int, int]:
+    """Return the sampled responses of an RL step, and the optimizer steps that learn from them.
 
-    responses: int
-    updates: int
-
-
-def _generation(o: Options) -> Generation:
-    """Return the numbers of an RL step, from TRL's generation batch and its steps."""
+    They follow from TRL's generation batch and its steps.
+    """
     once, accumulated = o[_SIZE] * processes(o), o[_ACCUMULATED]
     given = o["generation_batch_size"]
     if given is not None and given % once:
@@ -56,53 +49,46 @@ def _generation(o: Options) -> Generation:
             f"A generation of {steps} steps and {o.show(_ACCUMULATED)}: one must be a multiple of "
             "the other, so that a step here samples and learns whole batches."
         )
-    return Generation(once * max(steps, accumulated), max(1, steps // accumulated))
+    return once * max(steps, accumulated), max(1, steps // accumulated)
 
 
 def updates(o: Options) -> int:
     """Return the number of optimizer steps per RL step; 1 for other jobs."""
-    return _generation(o).updates * int(o["num_iterations"]) if o.rl else 1
+    return _generation(o)[1] * int(o["num_iterations"]) if o.rl else 1
 
 
-def mini_batches(o: Options) -> Value:
-    """Return the number of mini-batches of an RL step; None for other jobs."""
-    return o.trace(_generation(o).updates, *_SAMPLED[:-1]) if o.rl else None
+def mini_batches(o: Options) -> Sourced:
+    """Return the number of mini-batches of an RL step."""
+    return o.trace(_generation(o)[1], *_SAMPLED[:-1])
 
 
 def batch(o: Options) -> Keys:
-    """Return the batch sizes of a step."""
+    """Return the batch sizes of a step, without the responses to a prompt."""
     if o.rl:
-        return _sampled_batch(o)
-    note = f"{o[_SIZE]} * {o[_ACCUMULATED]} of each of {processes(o)} processes"
+        (responses, _), each = _generation(o), int(o["num_generations"])
+        if responses % each:
+            raise ConfigError(
+                f"{o.show('num_generations')} does not divide the {responses} responses of a "
+                f"generation ({processes(o)} processes, {o.show(_SIZE)}, {o.show(_ACCUMULATED)}). "
+                "Give --generation_batch_size or another number."
+            )
+        bound, note = "max_completion_length", f"{responses} responses / {each}"
+        longest = _longest_prompt(o) + o[bound]
+        return {
+            "prompts": o.trace(responses // each, *_SAMPLED, note=note),
+            "micro_batch_tokens": rules.micro_batch(o, _SIZE, o[_SIZE], longest, bound),
+        }
     number = o[_SIZE] * o[_ACCUMULATED] * processes(o)
-    size = o.trace(number, _SIZE, _ACCUMULATED, note=note)
+    note = f"{o[_SIZE]} * {o[_ACCUMULATED]} of each of {processes(o)} processes"
+    check = ""
     if o["packing"]:
-        why = "with --packing TRL counts packs of max_length, which hold several rows; here rows "
-        why += "are counted: multiply by how many rows a pack held"
-        size = mapping.with_check(size, why)
+        check = "with --packing TRL counts packs of max_length, which hold several rows; here rows "
+        check += "are counted: multiply by how many rows a pack held"
     longest = (o["max_length"] or _LONGEST) * (2 if o.pairs else 1)
+    size = o.trace(number, _SIZE, _ACCUMULATED, note=note, check=check)
     return {
-        "sequences": None if o.pairs else size,
-        "pairs": size if o.pairs else None,
-        "micro_batch_tokens": mapping.micro_batch(o, _SIZE, o[_SIZE], longest, "max_length"),
-    }
-
-
-def _sampled_batch(o: Options) -> Keys:
-    responses, each = _generation(o).responses, int(o["num_generations"])
-    if responses % each:
-        raise ConfigError(
-            f"{o.show('num_generations')} does not divide the {responses} responses of a "
-            f"generation ({processes(o)} processes, {o.show(_SIZE)}, {o.show(_ACCUMULATED)}). "
-            "Give --generation_batch_size or another number."
-        )
-    longest = _longest_prompt(o) + o["max_completion_length"]
-    return {
-        "prompts": o.trace(responses // each, *_SAMPLED, note=f"{responses} responses / {each}"),
-        "responses": o.take("num_generations"),
-        "micro_batch_tokens": mapping.micro_batch(
-            o, _SIZE, o[_SIZE], longest, "max_completion_length"
-        ),
+        "pairs" if o.pairs else "sequences": size,
+        "micro_batch_tokens": rules.micro_batch(o, _SIZE, o[_SIZE], longest, "max_length"),
     }
 
 
@@ -111,18 +97,6 @@ def _longest_prompt(o: Options) -> int:
         return int(o["max_prompt_length"])
     whole = o["vllm_max_model_length"]
     return max(1, whole - o["max_completion_length"]) if whole is not None else _PROMPT
-
-
-def _longest(o: Options) -> Sourced:
-    """Return the longest prompt in RL, else the longest sequence, in tokens."""
-    if o.rl:
-        flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
-        why = f"TRL bounds no prompt: {_PROMPT} tokens are Plimsoll's default. Longer ones are "
-        why += "refused: set it as your rows need"
-        return o.trace(_longest_prompt(o), *flags) if flags else mapping.to_check(why)
-    why = f"TRL then bounds no length; here {_LONGEST}: set it as your rows and cards allow"
-    length = o["max_length"]
-    return o.trace(length or _LONGEST, "max_length", check="" if length else why)
 
 
 @cache
@@ -153,72 +127,61 @@ def _columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]
         return {"prompt": _column("prompt"), **answers}
     tools = {"tools": _column("tools")} if row is not None and row.get("tools") else {}
     if o.pairs:
-        prompt = {"prompt": _column("prompt")} if _has_prompt(row) else {}
+        chosen = row.get("chosen") if row is not None else None
+        first = chosen[0] if isinstance(chosen, list) and chosen else None
+        is_whole = isinstance(first, dict) and first.get("role") != "assistant"
+        apart = row is not None and row.get("prompt") is not None and not is_whole
+        prompt = {"prompt": _column("prompt")} if apart else {}
         return {**prompt, "chosen": _column("chosen"), "rejected": _column("rejected"), **tools}
     if o.command == "kto":
         response = {"response": _column("completion")}
         return {"prompt": _column("prompt"), "label": _column("label"), **response, **tools}
-    columns = _sft_columns(o, row)
-    return columns if "text" in columns else {**columns, **tools}
-
-
-def _sft_columns(o: Options, row: Mapping[str, object] | None) -> dict[str, Sourced]:
-    """Return the columns of SFT rows by purpose; TRL's order decides if several forms fit."""
+    # SFT: TRL's order decides if several forms fit
     text = {"text": _column(str(o["dataset_text_field"]), *o.given("dataset_text_field"))}
     flags = o.given("completion_only_loss")
     answered = {"prompt": _column("prompt", *flags), "response": _column("completion", *flags)}
+    if row is None and o.given("dataset_text_field"):
+        return text
     if row is None:
-        if o.given("dataset_text_field"):
-            return text
         return answered if o["completion_only_loss"] else {"messages": _column("messages")}
     for name in ("messages", "conversations"):
         if name in row:
-            return {"messages": _column(name)}
-    return answered if "prompt" in row and "completion" in row else text
+            return {"messages": _column(name), **tools}
+    return {**answered, **tools} if "prompt" in row and "completion" in row else text
 
 
-def _has_prompt(row: Mapping[str, object] | None) -> bool:
-    """Return whether the prompts of pairs are in a separate column `prompt`."""
-    if row is None or row.get("prompt") is None:
-        return False
-    chosen = row.get("chosen")
-    first = chosen[0] if isinstance(chosen, list) and chosen else None
-    return not (isinstance(first, dict) and first.get("role") != "assistant")
-
-
-def _with_checks(o: Options, columns: dict[str, Sourced]) -> dict[str, Sourced]:
-    """Return guessed columns, as no row is known, with checks for the user."""
-    why = ""
+def _guessed_columns(o: Options) -> dict[str, Sourced]:
+    """Return the columns of rows that are not known, with checks for the user."""
+    columns = _columns(o, None)
     if o.pairs:
         why = (
             "if prompts are in a column `prompt`, write prompt: prompt; without it both responses "
         )
         why += "hold the whole conversation"
+        columns["chosen"] = rules.with_check(columns["chosen"], why)
     elif "messages" in columns:
         why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
         why += "completion; if they have plain text, write text: text"
-    name = "chosen" if o.pairs else "messages"
-    return {**columns, name: mapping.with_check(columns[name], why)} if why else columns
+        columns["messages"] = rules.with_check(columns["messages"], why)
+    return columns
 
 
 def _sources(o: Options) -> list[tuple[str, Keys]]:
-    """Return (path, data set) for each data set."""
-    if o["datasets"] is not None:
-        return [_rows_of_entry(i, source) for i, source in enumerate(_read_mixture(o), 1)]
-    if not o["dataset_name"]:
-        raise ConfigError("--dataset_name (or `datasets` of the YAML) is needed: the rows.")
-    rows = {
-        "path": o.take("dataset_name"),
-        "name": o.trace(o["dataset_config"], "dataset_name", "dataset_config")
-        if o["dataset_config"]
-        else None,
-        "split": o.trace(o["dataset_train_split"], "dataset_name", "dataset_train_split"),
-    }
-    return [(o["dataset_name"], rows)]
+    """Return (path, data set) for each data set.
 
-
-def _read_mixture(o: Options) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of the setting `datasets`; raise ConfigError if they are wrong."""
+    Raises:
+        ConfigError: There is none, or the entries of the setting `datasets` are wrong.
+    """
+    if o["datasets"] is None:
+        path, name, split = "dataset_name", "dataset_config", "dataset_train_split"
+        if not o[path]:
+            raise ConfigError("--dataset_name (or `datasets` of the YAML) is needed: the rows.")
+        rows = {
+            "path": o.take(path),
+            "name": o.trace_if(o[name], o[name], path, name),
+            "split": o.trace(o[split], path, split),
+        }
+        return [(o[path], rows)]
     try:
         entries = json.loads(o["datasets"])
     except ValueError as error:
@@ -227,22 +190,20 @@ def _read_mixture(o: Options) -> Sequence[Mapping[str, Any]]:
         raise ConfigError(f"{_WANTED}.")
     if not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{_WANTED}.")
-    if len({_fraction(entry) is None for entry in entries}) > 1:
+    sources = [_source_of(number, entry) for number, entry in enumerate(entries, 1)]
+    if len({source["weight"] is None for _, source in sources}) > 1:
         raise ConfigError("`datasets`: give all of them a fraction, or none.")
-    return entries
+    return sources
 
 
-def _fraction(entry: Mapping[str, Any]) -> float | None:
-    share = entry.get("fraction")
-    return float(share) if isinstance(share, int | float) and share > 0 else None
-
-
-def _rows_of_entry(number: int, entry: Mapping[str, Any]) -> tuple[str, Keys]:
+def _source_of(number: int, entry: Mapping[str, Any]) -> tuple[str, Keys]:
+    """Return the path and the data set of an entry of `datasets`."""
     file = entry.get("data_files") if isinstance(entry.get("data_files"), str) else None
     path = file or entry.get("data_dir") or entry.get("path")
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_WANTED}: number {number} has none.")
-    name, weight = entry.get("name"), _fraction(entry)
+    name, share = entry.get("name"), entry.get("fraction")
+    weight = float(share) if isinstance(share, int | float) and share > 0 else None
     given = ("datasets",)
     return path, {
         "path": Sourced(path, given),
@@ -257,32 +218,35 @@ def data(o: Options) -> Keys:
     sources = _sources(o)
     rows = [{**source, **_columns(o, first_row(path))} for path, source in sources]
     if first_row(sources[0][0]) is None:
-        rows[0] = {**rows[0], **_with_checks(o, _columns(o, None))}
-    names = [f"{_stem(path)}_{number}" for number, (path, _) in enumerate(sources, 1)]
-    path = str(o["chat_template_path"])
+        rows[0] = {**rows[0], **_guessed_columns(o)}
+    stems = [path.rstrip("/").rpartition("/")[2].partition(".")[0] for path, _ in sources]
+    plain = (re.sub(r"\W+", "_", stem).strip("_") or "rows" for stem in stems)
+    names = [f"{stem}_{number}" for number, stem in enumerate(plain, 1)]
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]
-    cuts = o["max_prompt_length"] is not None
+    if o.rl:
+        flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
+        why = f"TRL bounds no prompt: {_PROMPT} tokens are Plimsoll's default. Longer ones are "
+        why += "refused: set it as your rows need"
+        longest = o.trace(_longest_prompt(o), *flags) if flags else rules.to_check(why)
+        cuts = o["max_prompt_length"] is not None
+        over_long = o.trace_if(cuts, "truncate", "max_prompt_length")
+    else:
+        why = f"TRL then bounds no length; here {_LONGEST}: set it as your rows and cards allow"
+        length = o["max_length"]
+        longest = o.trace(length or _LONGEST, "max_length", check="" if length else why)
+        over_long = o.trace("truncate", "truncation_mode", note="TRL cuts what is longer")
     return {
-        "train": mapping.mixture_of(names, rows, weighted=rows[0].get("weight") is not None),
+        "train": rules.mixture_of(names, rows, weighted=rows[0].get("weight") is not None),
         "eval": _held_out(o, *sources[0]),
-        "max_tokens": _longest(o),
-        "over_long": (o.trace("truncate", "max_prompt_length") if cuts else None)
-        if o.rl
-        else o.trace("truncate", "truncation_mode", note="TRL cuts what is longer"),
-        "shuffle": o.trace(False, "train_sampling_strategy", "shuffle_dataset")
-        if in_order
-        else None,
-        "chat_template": o.take("chat_template_path") if _is_template(path) else None,
+        "max_tokens": longest,
+        "over_long": over_long,
+        "shuffle": o.trace_if(in_order, False, "train_sampling_strategy", "shuffle_dataset"),
+        "chat_template": o.take_if(_is_template(o), "chat_template_path"),
     }
 
 
-def _stem(path: str) -> str:
-    stem = path.rstrip("/").rpartition("/")[2].partition(".")[0]
-    return re.sub(r"\W+", "_", stem).strip("_") or "rows"
-
-
-def _is_template(path: str) -> bool:
-    return path.endswith((".jinja", ".j2", ".txt"))
+def _is_template(o: Options) -> bool:
+    return str(o["chat_template_path"]).endswith((".jinja", ".j2", ".txt"))
 
 
 def _held_out(o: Options, path: str, rows: Keys) -> Keys | None:
@@ -293,71 +257,62 @@ def _held_out(o: Options, path: str, rows: Keys) -> Keys | None:
     return {
         "path": rows["path"],
         "name": rows["name"],
-        "split": o.take("dataset_test_split") if rows["split"] is not None else None,
+        "split": o.take_if(rows["split"] is not None, "dataset_test_split"),
         **_columns(o, first_row(path)),
-        "responses": o.trace(number, "num_generations_eval", "num_generations") if o.rl else None,
+        "responses": o.trace_if(o.rl, number, "num_generations_eval", "num_generations"),
     }
 
 
 def learned_tokens(o: Options) -> Value:
-    """Return "assistant" or "all": which turns are learned; None for jobs or rows without turns."""
+    """Return "assistant" or "all": which turns SFT learns; None for rows without turns."""
     read = _columns(o, first_row(_sources(o)[0][0]))
-    if o.command != "sft" or "text" in read:
+    if "text" in read:
         return None
-    answers = o["completion_only_loss"]
-    assistant_only = o["assistant_only_loss"] or (
-        "response" in read if answers is None else answers
+    answers = "response" in read if o["completion_only_loss"] is None else o["completion_only_loss"]
+    assistant_only = o["assistant_only_loss"] or answers
+    note = "TRL learns the other turns, too, but of prompts and completions"
+    return o.trace(
+        "assistant" if assistant_only else "all",
+        "assistant_only_loss",
+        "completion_only_loss",
+        note="" if assistant_only else note,
     )
-    note = (
-        "" if assistant_only else "TRL learns the other turns, too, but of prompts and completions"
-    )
-    flags = ("assistant_only_loss", "completion_only_loss")
-    return o.trace("assistant" if assistant_only else "all", *flags, note=note)
-
-
-def _every(o: Options, flag: str) -> int | None:
-    """Convert a number of optimizer steps to Plimsoll's steps; None if it is a share of the run."""
-    return max(1, round(o[flag] / updates(o))) if o[flag] >= 1 else None
 
 
 def run(o: Options) -> Keys:
     """Return the length of the run, and its checkpoints and logs."""
-    each = updates(o)
-    counted = o["max_steps"] > 0
+    each, counted = updates(o), o["max_steps"] > 0
     resumes = o["resume_from_checkpoint"] not in (None, "False", "false")
-    loggers = mapping.known_loggers(_logger_names(o))
     note = f"of {each} optimizer steps" if each > 1 else ""
+    save = f"{o.show('save_strategy')}: a checkpoint is kept every so many steps: write how many"
+    measure = f"{o.show('eval_strategy')}: in how many steps that is, the rows say"
+    interval = "eval_steps" if o["eval_steps"] else "logging_steps"
     return {
-        "directory": o.take("output_dir"),
-        "seed": o.take("seed"),
-        "steps": o.trace(ceil(o["max_steps"] / each), "max_steps", note=note) if counted else None,
-        "epochs": None if counted else o.take("num_train_epochs", float),
-        "save_every": _save_every(o),
+        "steps": o.trace_if(counted, ceil(o["max_steps"] / each), "max_steps", note=note),
+        "epochs": o.take_if(not counted, "num_train_epochs"),
+        "save_every": _every(o, "save_steps", "save_strategy", save),
         "keep_checkpoints": o.take("save_total_limit", positive, note="the last ones"),
-        "resume": o.trace(AUTO, "resume_from_checkpoint") if resumes else None,
-        "eval_every": _eval_every(o),
+        "resume": o.trace_if(resumes, AUTO, "resume_from_checkpoint"),
+        "eval_every": _every(o, interval, "eval_strategy", measure),
         "best": _best(o),
-        "loggers": o.trace(loggers, "report_to") if loggers else None,
-        "logger_project": o.take("project") if loggers and o.given("project") else None,
+        **rules.loggers_of(o, _loggers(o), "report_to", "project" if o.given("project") else ""),
     }
 
 
-def _save_every(o: Options) -> Value:
-    number = _every(o, "save_steps")
-    if o["save_strategy"] == "steps" and number is not None:
-        return o.trace(number, "save_steps", "save_strategy")
-    why = f"{o.show('save_strategy')}: a checkpoint is kept every so many steps: write how many"
-    return None if o["save_strategy"] == "no" else mapping.to_check(why)
+def _every(o: Options, flag: str, strategy: str, why: str) -> Value:
+    """Return an interval in steps of Plimsoll, or a check if it is not given in steps.
 
-
-def _eval_every(o: Options) -> Value:
-    if o["eval_strategy"] == "no":
+    Args:
+        o: The settings.
+        flag: The setting with the number of optimizer steps; below 1 it is a share of the run.
+        strategy: The setting that says whether the interval is in steps.
+        why: The check.
+    """
+    if o[strategy] == "no":
         return None
-    flag = "eval_steps" if o["eval_steps"] else "logging_steps"
-    number = _every(o, flag)
-    if o["eval_strategy"] == "steps" and number is not None:
-        return o.trace(number, flag, "eval_strategy")
-    return mapping.to_check(f"{o.show('eval_strategy')}: in how many steps that is, the rows say")
+    if o[strategy] != "steps" or o[flag] < 1:
+        return rules.to_check(why)
+    return o.trace(max(1, round(o[flag] / updates(o))), flag, strategy)
 
 
 def _best(o: Options) -> Keys | None:
@@ -373,22 +328,19 @@ def _best(o: Options) -> Keys | None:
     }
 
 
-def _logger_names(o: Options) -> list[str]:
+def _loggers(o: Options) -> list[str]:
     return [n.strip() for word in o["report_to"] or () for n in word.split(",") if n.strip()]
 
 
 def remarks(o: Options) -> Iterator[Remark]:
     """Yield remarks on settings that have no counterpart in combination with others."""
-    yield from mapping.unknown_loggers("report_to", _logger_names(o), ("none",))
+    yield from rules.unknown_loggers("report_to", _loggers(o), ("none",))
     if o.given("truncation_mode") and o["truncation_mode"] == "keep_end":
         why = "the end of what is longer is cut, not its beginning"
         yield Remark("lacking", "truncation_mode", why)
-    if o["chat_template_path"] is not None and not _is_template(str(o["chat_template_path"])):
+    if o["chat_template_path"] is not None and not _is_template(o):
         why = "the template of another model's tokenizer: write it into a .jinja file"
         yield Remark("lacking", "chat_template_path", why)
     if o.given("eos_token"):
-        yield Remark(
-            "idle",
-            "eos_token",
-            "the end of the template's turns ends responses, and is saved so",
-        )
+        why = "the end of the template's turns ends responses, and is saved so"
+        yield Remark("idle", "eos_token", why)

@@ -6,11 +6,13 @@ The source is verl/trainer/config/ of 0.9.1, and for an older program the config
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from plimsoll.config.base import AUTO
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.values import (
+from plimsoll_convert.rules import adapter_targets
+from plimsoll_convert.settings import (
     BOOL,
     COUNT,
     NUMBER,
@@ -18,11 +20,14 @@ from plimsoll_convert.values import (
     TEXT,
     WHOLE,
     WORDS,
+    Convert,
     Setting,
     ValueReader,
     absent,
+    not_negative,
     one_of,
     settings,
+    unchanged,
 )
 
 # fmt: off
@@ -99,67 +104,55 @@ _ABSENT: tuple[Setting, ...] = (
 )
 
 
-def _family(reason: Absence, *prefixes: str) -> tuple[tuple[str, ...], Absence]:
-    return prefixes, reason
-
-
 FAMILIES: tuple[tuple[tuple[str, ...], Absence], ...] = (
-    _family(_ONE_CARD, f"{_ACTOR}.megatron.", f"{_REF}.megatron.", "critic.megatron.", "engine.virtual_", "engine.tensor_", "engine.pipeline_", "engine.context_", "engine.expert_"),
-    _family(why.ENGINE, *(f"{section}.{engine}." for section in (_ACTOR, _REF, "critic") for engine in ("veomni", "torchtitan", "mindspeed", "engine")), "engine.", f"{_ACTOR}.optim.override_optimizer_config.", "optim.override_optimizer_config.", "critic.optim.override_optimizer_config.", f"{_ROLLOUT}.engine_kwargs."),
-    _family(why.RECORDED, "global_profiler.", f"{_ACTOR}.profiler.", f"{_REF}.profiler.", f"{_ROLLOUT}.profiler.", "critic.profiler.", "reward_model.profiler.", "profiler.", f"{_ROLLOUT}.trace.", f"{_ROLLOUT}.prometheus.", "hydra."),
-    _family(why.OTHER_METHOD, f"{_ROLLOUT}.multi_turn.", f"{_ROLLOUT}.disaggregation.", f"{_ROLLOUT}.mtp.", "distillation.", f"{_ACTOR}.policy_loss.", "algorithm.pf_ppo."),
-    _family(why.CHECKPOINTS, f"{_ACTOR}.checkpoint."),
-    _family(why.MODEL_FILES, f"{_MODEL}.override_config.", "critic.model.override_config.", "model.override_config."),
-    _family(why.KERNELS, f"{_MODEL}.fused_kernel_options.", f"{_MODEL}.tiled_mlp."),
-    _family(why.METHOD, f"{_MODEL}.mtp.", "model.mtp.", f"{_MODEL}.lora.", f"{_ACTOR}.qat."),
-    _family(why.LAUNCHED, "reward.reward_model.rollout.", "reward_model.rollout.", "reward.reward_model.", "reward_model.megatron.", "reward_model.model.fsdp_config.", "ray_kwargs.", "ray_init.", "transfer_queue.", "trainer.v1.", "async_training.", "skip."),
-    _family(why.TEMPLATE, "data.apply_chat_template_kwargs.", "data.mm_processor_kwargs."),
-    _family(Absence("lacking", "options of a reward function go under rewards.<name>.options"), "reward.reward_kwargs.", "reward_model.reward_kwargs.", "custom_reward_function.reward_kwargs.", "reward.custom_reward_function.reward_kwargs."),
+    ((f"{_ACTOR}.megatron.", f"{_REF}.megatron.", "critic.megatron.", "engine.virtual_", "engine.tensor_", "engine.pipeline_", "engine.context_", "engine.expert_"), _ONE_CARD),
+    ((*(f"{section}.{engine}." for section in (_ACTOR, _REF, "critic") for engine in ("veomni", "torchtitan", "mindspeed", "engine")), "engine.", f"{_ACTOR}.optim.override_optimizer_config.", "optim.override_optimizer_config.", "critic.optim.override_optimizer_config.", f"{_ROLLOUT}.engine_kwargs."), why.ENGINE),
+    (("global_profiler.", f"{_ACTOR}.profiler.", f"{_REF}.profiler.", f"{_ROLLOUT}.profiler.", "critic.profiler.", "reward_model.profiler.", "profiler.", f"{_ROLLOUT}.trace.", f"{_ROLLOUT}.prometheus.", "hydra."), why.RECORDED),
+    ((f"{_ROLLOUT}.multi_turn.", f"{_ROLLOUT}.disaggregation.", f"{_ROLLOUT}.mtp.", "distillation.", f"{_ACTOR}.policy_loss.", "algorithm.pf_ppo."), why.OTHER_METHOD),
+    ((f"{_ACTOR}.checkpoint.",), why.CHECKPOINTS),
+    ((f"{_MODEL}.override_config.", "critic.model.override_config.", "model.override_config."), why.MODEL_FILES),
+    ((f"{_MODEL}.fused_kernel_options.", f"{_MODEL}.tiled_mlp."), why.KERNELS),
+    ((f"{_MODEL}.mtp.", "model.mtp.", f"{_MODEL}.lora.", f"{_ACTOR}.qat."), why.METHOD),
+    (("reward.reward_model.rollout.", "reward_model.rollout.", "reward.reward_model.", "reward_model.megatron.", "reward_model.model.fsdp_config.", "ray_kwargs.", "ray_init.", "transfer_queue.", "trainer.v1.", "async_training.", "skip."), why.LAUNCHED),
+    (("data.apply_chat_template_kwargs.", "data.mm_processor_kwargs."), why.TEMPLATE),
+    (("reward.reward_kwargs.", "reward_model.reward_kwargs.", "custom_reward_function.reward_kwargs.", "reward.custom_reward_function.reward_kwargs."), Absence("lacking", "options of a reward function go under rewards.<name>.options")),
 )
 """Families of settings: (prefixes of names, reason why these settings have no counterpart)."""
 
 
-# fmt: off
-# ruff: noqa: E501  (a line for settings that are alike)
-
-
-
-def _under(prefix: str, names: str, reader: ValueReader, default: object = None, of: str = _PPO, *, older: str = "", empty: bool = False, **by_command: object) -> tuple[Setting, ...]:
+def _under(prefix: str, names: str | Mapping[str, object], reader: ValueReader, default: object = None, of: str = _PPO, *, older: str = "", empty: bool = False, convert: Convert = unchanged) -> tuple[Setting, ...]:
     """Return settings of one section. `older` has their earlier sections or names."""
-    full = " ".join(f"{prefix}.{name}" for name in names.split())
-    return settings(full, of, reader, default, older=older, empty=empty, **by_command)
+    by_name = dict.fromkeys(names.split(), default) if isinstance(names, str) else names
+    full = {f"{prefix}.{name}": value for name, value in by_name.items()}
+    return settings(full, of, reader, older=older, empty=empty, convert=convert)
 
 
-def _role(of: str, model: str, optim: str, engine: str, rate: float, older: str = "") -> tuple[Setting, ...]:
+def _role(of: str, model: str, optim: str, engine: str, role: str, rate: float, older: str = "") -> tuple[Setting, ...]:
     """Return the settings of a role that learns. `older` is the engine section's earlier name."""
     return (
         *_under(model, "path", TEXT, "~/models/deepseek-llm-7b-chat", of, older=f"{model}.partial_pretrain"),
-        *_under(model, "trust_remote_code enable_activation_offload", BOOL, False, of),
-        *_under(model, "enable_gradient_checkpointing", BOOL, True, of),
-        *_under(model, "lora_rank", WHOLE, 0, of),
-        *_under(model, "lora_alpha", WHOLE, 16, of),
-        *_under(model, "target_modules", WORDS, ("all-linear",), of),
+        *_under(model, {f"trust_remote_code:{role}.model.trust_remote_code": False, f"enable_activation_offload:{role}.model.activation_offload=cpu": False, f"enable_gradient_checkpointing:{role}.model.gradient_checkpointing": True}, BOOL, of=of),
+        *_under(model, f"lora_rank:{role}.adapter.rank", WHOLE, 0, of),
+        *_under(model, f"lora_alpha:{role}.adapter.alpha", WHOLE, 16, of, convert=float),
+        *_under(model, f"target_modules:{role}.adapter.targets", WORDS, ("all-linear",), of, convert=adapter_targets),
         *_under(model, "custom_chat_template", TEXT, None, of),
-        *_under(optim, "lr", NUMBER, rate, of),
-        *_under(optim, "weight_decay", NUMBER, 0.01, of),
-        *_under(optim, "betas", PAIR, (0.9, 0.999), of),
-        *_under(optim, "clip_grad", NUMBER, 1.0, of, older=optim.replace("optim", "grad_clip")),
+        *_under(optim, {f"lr:{role}.optimizer.learning_rate": rate, f"weight_decay:{role}.optimizer.weight_decay": 0.01, "min_lr_ratio": None}, NUMBER, of=of),
+        *_under(optim, f"betas:{role}.optimizer.beta1[0]+{role}.optimizer.beta2[1]", PAIR, (0.9, 0.999), of),
+        *_under(optim, f"clip_grad:{role}.optimizer.max_grad_norm", NUMBER, 1.0, of, older=optim.replace("optim", "grad_clip")),
         *_under(optim, "lr_scheduler_type warmup_style lr_scheduler lr_decay_style", TEXT, None, of),
         *_under(optim, "lr_warmup_steps", WHOLE, -1, of, empty=True),
         *_under(optim, "lr_warmup_steps_ratio", NUMBER, 0.0, of, empty=True, older=f"{optim}.warmup_steps_ratio"),
-        *_under(optim, "min_lr_ratio", NUMBER, None, of),
         *_under(optim, "optimizer", TEXT, "AdamW", of),
         *_engine(of, engine, older),
     )
 
 
 def _engine(of: str, engine: str, older: str = "") -> tuple[Setting, ...]:
-    defaults = {"param_offload": False, "optimizer_offload": False, "offload_policy": False, "reshard_after_forward": True}
-    return tuple(
-        setting
-        for name, default in {**defaults, "model_dtype": "fp32"}.items()
-        for setting in _under(engine, name, TEXT if name == "model_dtype" else BOOL, default, of, older=f"{older}.{name}" if older else "")
+    made = (
+        *_under(engine, {"param_offload": False, "optimizer_offload": False, "offload_policy": False, "reshard_after_forward": True}, BOOL, of=of),
+        *_under(engine, "model_dtype", TEXT, "fp32", of),
     )
+    return tuple(replace(setting, older=(setting.name.replace(engine, older),)) for setting in made) if older else made
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -173,89 +166,60 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("data.response_key", _SFT, TEXT),
     *settings("data.prompt_dict_keys data.response_dict_keys", _SFT, WORDS),
     *settings("data.tools_key", _SFT, TEXT, "tools", older="data.multiturn.tools_key"),
-    *settings("data.max_prompt_length data.max_response_length", _PPO, COUNT, 512),
-    *settings("data.max_length", _SFT, COUNT, 1024),
+    *settings({"data.max_prompt_length:data.max_tokens": 512, "data.max_response_length:rollout.sampling.max_new_tokens+eval_sampling.max_new_tokens": 512, "data.gen_batch_size": None}, _PPO, COUNT),
+    *settings({"data.max_length:data.max_tokens": 1024, "data.micro_batch_size_per_gpu": 4, "data.micro_batch_size": None, "data.max_token_len_per_gpu": 8192}, _SFT, COUNT),
     *settings("data.truncation", _ALL, one_of("error", "left", "right", "middle"), "error"),
-    *settings("data.filter_overlong_prompts", _PPO, BOOL, False),
+    *settings({"data.filter_overlong_prompts": False, "data.shuffle:data.shuffle": True}, _PPO, BOOL),
     *settings("data.train_batch_size", _ALL, COUNT, 1024, sft=256),
-    *settings("data.gen_batch_size", _PPO, COUNT),
-    *settings("data.micro_batch_size_per_gpu", _SFT, COUNT, 4),
-    *settings("data.micro_batch_size", _SFT, COUNT),
-    *settings("data.multiturn.enable", _SFT, BOOL),
-    *settings("data.max_token_len_per_gpu", _SFT, COUNT, 8192),
-    *settings("data.use_dynamic_bsz", _SFT, BOOL, True),
-    *settings("data.shuffle", _PPO, BOOL, True),
+    *settings({"data.multiturn.enable": None, "data.use_dynamic_bsz": True}, _SFT, BOOL),
     # models
-    *_role(_PPO, _MODEL, f"{_ACTOR}.optim", f"{_ACTOR}.fsdp_config", 1e-6),
-    *_role(_PPO, "critic.model", "critic.optim", "critic.fsdp", 1e-5, "critic.model.fsdp_config"),
-    *_role(_SFT, "model", "optim", "engine", 1e-3),
+    *_role(_PPO, _MODEL, f"{_ACTOR}.optim", f"{_ACTOR}.fsdp_config", "actor", 1e-6),
+    *_role(_PPO, "critic.model", "critic.optim", "critic.fsdp", "critic", 1e-5, "critic.model.fsdp_config"),
+    *_role(_SFT, "model", "optim", "engine", "actor", 1e-3),
     *_engine(_PPO, f"{_REF}.fsdp_config"),
     *_under(_REF, "model.path", TEXT),
     # batches
-    *_under(_ACTOR, "ppo_mini_batch_size", COUNT, 256),
-    *_under(_ACTOR, "ppo_micro_batch_size_per_gpu ppo_micro_batch_size", COUNT),
+    *_under(_ACTOR, {"ppo_mini_batch_size": 256, "ppo_micro_batch_size_per_gpu": None, "ppo_micro_batch_size": None, "ppo_max_token_len_per_gpu": 16384, "ppo_epochs:algorithm.epochs": 1}, COUNT),
     *_under(_ACTOR, "use_dynamic_bsz", BOOL, False),
-    *_under(_ACTOR, "ppo_max_token_len_per_gpu", COUNT, 16384),
-    *_under(_ACTOR, "ppo_epochs", COUNT, 1),
-    *_under(_ROLLOUT, "n", COUNT, 1),
+    *_under(_ROLLOUT, "n:batch.responses", COUNT, 1),
     *settings("critic.ppo_mini_batch_size", _PPO, COUNT),
     *settings("algorithm.filter_groups.enable", _PPO, BOOL, False),
     *settings("algorithm.filter_groups.metric", _PPO, TEXT),
     *settings("algorithm.filter_groups.max_num_gen_batches", _PPO, WHOLE, 0),
     # the run
     *settings("trainer.n_gpus_per_node", _ALL, COUNT, 8, sft=1),
-    *settings("trainer.nnodes", _ALL, COUNT, 1),
+    *settings({"trainer.nnodes": 1, "trainer.total_training_steps:run.steps": None}, _ALL, COUNT),
     *settings("trainer.total_epochs", _ALL, COUNT, 30, sft=4),
-    *settings("trainer.total_training_steps", _ALL, COUNT),
-    *settings("trainer.save_freq trainer.test_freq", _ALL, TEXT, -1),
+    *settings({"trainer.save_freq": -1, "trainer.test_freq": -1, "trainer.default_local_dir": None, "trainer.resume_from_path": None}, _ALL, TEXT),
     *settings("trainer.project_name", _ALL, TEXT, "verl_examples", sft="gsm8k-sft"),
     *settings("trainer.experiment_name", _ALL, TEXT, "gsm8k", sft="test"),
-    *settings("trainer.default_local_dir trainer.resume_from_path", _ALL, TEXT),
     *settings("trainer.max_actor_ckpt_to_keep", _ALL, WHOLE, older="trainer.max_ckpt_to_keep"),
     *settings("trainer.resume_mode", _ALL, one_of(AUTO, "disable", "resume_path"), AUTO),
     *settings("trainer.logger", _ALL, WORDS, ("console", "wandb")),
-    *settings("trainer.seed", _SFT, WHOLE, 1),
+    *settings("trainer.seed:run.seed", _SFT, WHOLE, 1),
     # engines
-    *_under(_ROLLOUT, "name", TEXT, "vllm"),
-    *_under(_ROLLOUT, "tensor_model_parallel_size", COUNT, 2),
-    *_under(_ROLLOUT, "pipeline_model_parallel_size", COUNT, 1),
-    *_under(_ROLLOUT, "gpu_memory_utilization", NUMBER, 0.5),
-    *_under(_ROLLOUT, "free_cache_engine", BOOL, True),
-    *_under(_ROLLOUT, "dtype", TEXT, "bfloat16"),
-    *_under(_ROLLOUT, "temperature top_p val_kwargs.top_p", NUMBER, 1.0),
-    *_under(_ROLLOUT, "top_k val_kwargs.top_k", WHOLE, -1),
-    *_under(_ROLLOUT, "max_num_seqs", COUNT, 256),
-    *_under(_ROLLOUT, "enforce_eager", BOOL),
-    *_under(_ROLLOUT, "max_num_batched_tokens", COUNT),
-    *_under(_ROLLOUT, "val_kwargs.n", COUNT, 1),
-    *_under(_ROLLOUT, "val_kwargs.do_sample", BOOL, False),
-    *_under(_ROLLOUT, "val_kwargs.temperature", NUMBER, 0.0),
+    *_under(_ROLLOUT, {"name": "vllm", "dtype": "bfloat16"}, TEXT),
+    *_under(_ROLLOUT, {"tensor_model_parallel_size:rollout.vllm.tensor_parallel": 2, "pipeline_model_parallel_size:rollout.vllm.pipeline_parallel": 1, "max_num_seqs": 256}, COUNT),
+    *_under(_ROLLOUT, {"max_num_batched_tokens": None, "val_kwargs.n": 1}, COUNT),
+    *_under(_ROLLOUT, {"gpu_memory_utilization:rollout.vllm.memory_share": 0.5, "temperature:rollout.sampling.temperature": 1.0, "top_p:rollout.sampling.top_p": 1.0}, NUMBER),
+    *_under(_ROLLOUT, {"val_kwargs.top_p:eval_sampling.top_p": 1.0, "val_kwargs.temperature": 0.0}, NUMBER),
+    *_under(_ROLLOUT, {"free_cache_engine": True, "enforce_eager": None, "val_kwargs.do_sample": False}, BOOL),
+    *_under(_ROLLOUT, "top_k:rollout.sampling.top_k val_kwargs.top_k:eval_sampling.top_k", WHOLE, -1, convert=not_negative),
     # algorithm
-    *settings("algorithm.adv_estimator", _PPO, TEXT, "gae"),
-    *settings("algorithm.gamma algorithm.lam", _PPO, NUMBER, 1.0),
-    *settings("algorithm.norm_adv_by_std_in_grpo", _PPO, BOOL, True),
-    *settings("algorithm.use_kl_in_reward", _PPO, BOOL, False),
-    *settings("algorithm.kl_penalty", _PPO, TEXT, "kl"),
+    *settings({"algorithm.adv_estimator": "gae", "algorithm.kl_penalty": "kl", "algorithm.rollout_correction.rollout_is": None}, _PPO, TEXT),
+    *settings("algorithm.rollout_correction.rollout_is_threshold", _PPO, TEXT, "2.0"),
+    *settings({"algorithm.gamma": 1.0, "algorithm.lam": 1.0, "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_ctrl.target_kl": 0.1}, _PPO, NUMBER),
+    *settings({"algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_in_reward": False, "algorithm.rollout_correction.bypass_mode": False}, _PPO, BOOL),
     *settings("algorithm.kl_ctrl.type", _PPO, one_of("fixed", "adaptive"), "fixed"),
-    *settings("algorithm.kl_ctrl.kl_coef", _PPO, NUMBER, 0.001),
     *settings("algorithm.kl_ctrl.horizon", _PPO, COUNT, 10000),
-    *settings("algorithm.kl_ctrl.target_kl", _PPO, NUMBER, 0.1),
     *_under(_ACTOR, "use_kl_loss", BOOL, False),
-    *_under(_ACTOR, "kl_loss_coef", NUMBER, 0.001),
-    *_under(_ACTOR, "kl_loss_type", TEXT, "low_var_kl"),
-    *_under(_ACTOR, "entropy_coeff", NUMBER, 0.0),
-    *_under(_ACTOR, "clip_ratio", NUMBER, 0.2),
+    *_under(_ACTOR, {"kl_loss_coef": 0.001, "entropy_coeff:algorithm.entropy_bonus": 0.0, "clip_ratio": 0.2, "tis_imp_ratio_cap": None}, NUMBER),
+    *_under(_ACTOR, {"kl_loss_type": "low_var_kl", "policy_loss.loss_mode": "vanilla", "loss_agg_mode": "token-mean"}, TEXT),
     *_under(_ACTOR, "clip_ratio_low clip_ratio_high", NUMBER, 0.2, empty=True),
     *_under(_ACTOR, "clip_ratio_c", NUMBER, 3.0, empty=True),
     *_under(_ACTOR, "tau_pos", NUMBER, 1.0, older=f"{_ACTOR}.policy_loss.tau_pos"),
     *_under(_ACTOR, "tau_neg", NUMBER, 1.05, older=f"{_ACTOR}.policy_loss.tau_neg"),
-    *_under(_ACTOR, "policy_loss.loss_mode", TEXT, "vanilla"),
-    *_under(_ACTOR, "loss_agg_mode", TEXT, "token-mean"),
     *_under(_ACTOR, "loss_scale_factor", COUNT),
-    *_under(_ACTOR, "tis_imp_ratio_cap", NUMBER),
-    *settings("algorithm.rollout_correction.rollout_is", _PPO, TEXT),
-    *settings("algorithm.rollout_correction.rollout_is_threshold", _PPO, TEXT, "2.0"),
-    *settings("algorithm.rollout_correction.bypass_mode", _PPO, BOOL, False),
     *settings("critic.cliprange_value", _PPO, NUMBER, 0.5, empty=True),
     *settings("trainer.critic_warmup", _PPO, WHOLE, 0),
     # rewards
