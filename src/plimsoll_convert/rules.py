@@ -12,26 +12,22 @@ from plimsoll.errors import ConfigError
 from plimsoll_convert.settings import NO_VALUE, Keys, Options, Remark, Sourced, Value
 
 _SCHEDULES = {
-    "cosine_with_min_lr": "cosine",
-    "cosine_warmup_with_min_lr": "cosine",
-    "cosine": "cosine",
+    **dict.fromkeys(("cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine"), "cosine"),
     "linear": "linear",
-    "constant_with_warmup": "constant",
-    "constant": "constant",
+    **dict.fromkeys(("constant_with_warmup", "constant"), "constant"),
 }
-PRESETS = {
-    "gae": "ppo",
-    "grpo": "grpo",
-    "dr_grpo": "dr_grpo",
-    "rloo": "rloo",
-    "reinforce_pp": "reinforce_pp",
-}
+PRESETS = {"gae": "ppo", **{name: name for name in ("grpo", "dr_grpo", "rloo", "reinforce_pp")}}
 """Plimsoll's command for each estimator; the command for other estimators is `rl`."""
 HALF, HALF_16, FULL = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32")
 _RESERVED = {*COLUMNS, *WeightedSource.model_fields, *EvalSource.model_fields}
 _FILE_NAMES = ("train", "test", "val", "validation", "data")
 """File names that do not describe the file's content."""
 _HEAD = "give HOST:PORT of Ray's head"
+
+
+def ids_of(section: str, names: str) -> list[str]:
+    """Return the ids of settings in one section. `names` are separated by blanks."""
+    return [f"{section}.{name}" for name in names.split()]
 
 
 def schedule_of(

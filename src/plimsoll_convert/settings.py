@@ -187,10 +187,17 @@ def settings(
 
 
 def absent(
-    reason: Absence, of: str, names: str, reader: ValueReader = WORDS, default: object = None
+    reason: Absence, names: Mapping[str, str], reader: ValueReader = WORDS, default: object = None
 ) -> tuple[Setting, ...]:
-    """Return settings without a counterpart. `of` and `names` are separated by blanks."""
-    return settings(names, of, reader, default, empty=True, absent=reason)
+    """Return settings without a counterpart, whose names are given by the commands that have them.
+
+    Names, and commands, are separated by blanks.
+    """
+    return tuple(
+        setting
+        for of, listed in names.items()
+        for setting in settings(listed, of, reader, default, empty=True, absent=reason)
+    )
 
 
 def settings_of(
@@ -335,11 +342,12 @@ class Options:
         names: Name of each setting in this version, by id.
         settings: All settings, by id.
         remarks: Remarks on the typed settings.
+        notes: Remarks on words and files of the command.
         cards: Number of cards per machine; None if the user does not say it.
         version: Version of the trainer.
         rl: Whether the command samples responses and learns from them.
         pairs: Whether the command learns from pairs.
-        has_critic: Whether the command trains a critic.
+        critic_if: The setting that chooses the advantages; with `gae` a critic learns.
         show_default: Takes a setting's name and default; returns a text for messages.
     """
 
@@ -350,12 +358,18 @@ class Options:
     names: Mapping[str, str]
     settings: Mapping[str, Setting]
     remarks: tuple[Remark, ...] = ()
+    notes: tuple[Remark, ...] = ()
     cards: int | None = None
     version: tuple[int, ...] = ()
     rl: bool = False
     pairs: bool = False
-    has_critic: bool = False
+    critic_if: str = ""
     show_default: Callable[[str, object], str] = format_flag
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the command trains a critic."""
+        return self.rl and self[self.critic_if] == "gae"
 
     def __getitem__(self, id: str) -> Any:
         """Return the value of a setting, or None if the version has no such setting."""
@@ -422,6 +436,7 @@ def read_settings(
     assignments: Iterable[Assignment | Remark],
     remedy: str,
     problems: Sequence[Problem] = (),
+    **facts: Any,
 ) -> Options:
     """Return the options of a command: given values, and defaults for all other settings.
 
@@ -433,6 +448,7 @@ def read_settings(
             given twice, the later value counts.
         remedy: The remedy in messages about values that cannot be read.
         problems: Problems that were found before.
+        facts: Further attributes of the options.
 
     Raises:
         ConfigError: Values cannot be read, or there are other problems.
@@ -457,7 +473,7 @@ def read_settings(
             problems.append(invalid(name, shown, str(error), remedy))
     refuse(problems)
     names = {setting.id: name for name, setting in settings.items()}
-    return Options(command, launch, values, texts, names, by_id, tuple(remarks))
+    return Options(command, launch, values, texts, names, by_id, tuple(remarks), **facts)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -85,11 +85,7 @@ class Converted:
 
 
 def write_config(
-    job: str,
-    run: Keys,
-    o: Options,
-    remarks: Iterable[Remark],
-    about: str,
+    job: str, run: Keys, o: Options, remarks: Iterable[Remark], about: str, version_note: str = ""
 ) -> Converted:
     """Return the checked config of a run.
 
@@ -99,6 +95,7 @@ def write_config(
         o: The settings of the foreign command.
         remarks: Further remarks.
         about: What was converted, with the trainer's name first.
+        version_note: How the version was found.
 
     Raises:
         ConfigError: A setting cannot be left out, or the config is wrong. The message names the
@@ -118,7 +115,7 @@ def write_config(
         else Remark(reason.kind, id, reason.why)
         for id, reason in absent.items()
     ]
-    all_remarks += [*o.remarks, *remarks]
+    all_remarks += [*o.notes, *o.remarks, *remarks]
     all_remarks += [Remark("check", key, value.check) for key, value in said.items() if value.check]
     for why in o.launch.unknown:
         all_remarks.append(Remark("check", "the script", f"{why}; give it by --set NAME=VALUE"))
@@ -131,6 +128,7 @@ def write_config(
         {id: o.show(id) for id in o.values},
         frozenset(o.typed),
         about,
+        version_note,
     )
     _spec(converted)
     return _without_defaults(converted)

@@ -110,17 +110,21 @@ def _read_options(
         why, fix = _explain_unknown(command, (first, last), name, possible)
         problems.append(invalid(f"--{name}", value, why, fix))
     remedy = "give another value, or leave the flag out"
-    o = read_settings(command, launch, settings, given, remedy, problems)
-    options = replace(
-        o,
-        remarks=(),  # its parser, too, takes the last of repeated flags in silence
+    o = read_settings(
+        command,
+        launch,
+        settings,
+        given,
+        remedy,
+        problems,
         cards=cards,
         version=last,
         rl=command == "ppo",
         pairs=command in ("rm", "dpo"),
-        has_critic=o["advantage_estimator"] == "gae",
+        critic_if="advantage_estimator",
     )
-    return options, (first, last)
+    # its parser, too, takes the last of repeated flags in silence
+    return replace(o, remarks=()), (first, last)
 
 
 def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -69,16 +68,13 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
     options = {**dict(_files(given, notes)), **given}
     old = command == "grpo" and any(name in options for name in OLD_NAMES)
     listed = settings_of(SETTINGS, command, OLD_DEFAULTS if old else None)
-    o = read_settings(
+    return read_settings(
         command,
         launch,
         {f"--{setting.name}": setting for setting in listed},
         [_assignment(command, name, words) for name, words in options.items()],
         "give another value, or leave the flag out",
-    )
-    return replace(
-        o,
-        remarks=(*notes, *o.remarks),
+        notes=tuple(notes),
         cards=cards,
         rl=command in ("grpo", "rloo"),
         pairs=command in ("dpo", "reward", "orpo", "cpo"),
@@ -219,5 +215,5 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
     remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     old = o.given(*OLD_NAMES)
     about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
-    converted = write_config(learning.job(o), run, o, remarks, about)
-    return replace(converted, version_note=f"--{old[0]} {_OLD_NOTE}") if old else converted
+    note = f"--{old[0]} {_OLD_NOTE}" if old else ""
+    return write_config(learning.job(o), run, o, remarks, about, note)

@@ -12,11 +12,8 @@ from plimsoll_convert.trl.data import learned_tokens, mini_batches, updates
 from plimsoll_convert.trl.roles import frozen_stage
 
 _AGGREGATIONS = {
-    "grpo": "sequences",
-    "sapo": "sequences",
-    "dapo": "tokens",
-    "bnpo": "tokens",
-    "cispo": "tokens",
+    **dict.fromkeys(("grpo", "sapo"), "sequences"),
+    **dict.fromkeys(("dapo", "bnpo", "cispo"), "tokens"),
     "dr_grpo": "constant",
 }
 """The units of which each loss is a mean."""
@@ -24,11 +21,8 @@ _DELTA = 1e-4
 """The number that TRL adds to a group's standard deviation."""
 _SCALES = {"group": "grpo", "true": "grpo", "none": "dr_grpo", "false": "dr_grpo"}
 _PAIR_LOSSES = {
-    "sigmoid": "dpo",
-    "sigmoid_norm": "dpo",
-    "ipo": "ipo",
-    "hinge": "hinge",
-    "robust": "robust",
+    **dict.fromkeys(("sigmoid", "sigmoid_norm"), "dpo"),
+    **{name: name for name in ("ipo", "hinge", "robust")},
 }
 _SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")
 """The pair losses that use `label_smoothing` in TRL; all others ignore it."""

@@ -8,12 +8,8 @@ from plimsoll.errors import ConfigError
 from plimsoll_convert.launch import Trainer, programs_of
 
 COMMANDS: Mapping[str, str] = {
-    "main_ppo": "ppo",
-    "main_ppo_v0": "ppo",
-    "main_ppo_sync": "ppo",
-    "sft_trainer": "sft",
-    "sft_trainer_ray": "sft",
-    "fsdp_sft_trainer": "sft",
+    **dict.fromkeys(("main_ppo", "main_ppo_v0", "main_ppo_sync"), "ppo"),
+    **dict.fromkeys(("sft_trainer", "sft_trainer_ray", "fsdp_sft_trainer"), "sft"),
 }
 """Programs that can be converted, with the short name of each in the settings' table."""
 _REFUSED: Mapping[str, str] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.config.yaml_tree import read_value as read_yaml
@@ -54,13 +53,16 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
     remedy = "give another value, or leave it out"
     remedy += "; --set gives a variable of the script" if unset else ""
     settings = {setting.name: setting for setting in (*listed, *of_families)}
-    o = read_settings(command, launch, settings, given, remedy)
-    return replace(
-        o,
-        remarks=(*notes, *o.remarks),
+    return read_settings(
+        command,
+        launch,
+        settings,
+        given,
+        remedy,
+        notes=tuple(notes),
         cards=cards,
         rl=command == "ppo",
-        has_critic=command == "ppo" and o["algorithm.adv_estimator"] == "gae",
+        critic_if="algorithm.adv_estimator",
         show_default=lambda name, value: f"{name}={write_value(value)}",
     )
 
@@ -163,5 +165,5 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
     remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     is_old = launch.program == _OLD_PROGRAM
     about = f"verl {'before ' if is_old else ''}{_VERSION}, {launch.program}"
-    converted = write_config(learning.job(o), run, o, remarks, about)
-    return replace(converted, version_note=_OLD_NOTE) if is_old else converted
+    note = _OLD_NOTE if is_old else ""
+    return write_config(learning.job(o), run, o, remarks, about, note)

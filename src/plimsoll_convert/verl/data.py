@@ -104,9 +104,8 @@ def eval_sampling(o: Options) -> Keys | None:
     """
     if not _evaluates(o):
         return None
-    sample, temperature = (
-        f"actor_rollout_ref.rollout.val_kwargs.{name}" for name in ("do_sample", "temperature")
-    )
+    section = "actor_rollout_ref.rollout.val_kwargs"
+    sample, temperature = rules.ids_of(section, "do_sample temperature")
     value = o[temperature] if o[sample] or o.given(temperature) else 0.0
     greedy: Keys = {} if value > 0 else {"top_p": None, "top_k": None}
     return {"temperature": o.trace(value, temperature, sample), **greedy}
@@ -132,12 +131,11 @@ def mini_batches(o: Options, size: str) -> Value:
 
 def _micro_batch(o: Options) -> Sourced:
     bounds: tuple[str, ...] = (PROMPT, RESPONSE)
-    names = ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")
-    dynamic, tokens, size = (f"{_ACTOR}.{name}" for name in names)
-    if o.command == "sft":
+    names = "use_dynamic_bsz ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu"
+    dynamic, tokens, size = rules.ids_of(_ACTOR, names)
+    if not o.rl:
         bounds = ("data.max_length",)
-        names = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu")
-        dynamic, tokens, size = (f"data.{name}" for name in names)
+        dynamic, tokens, size = rules.ids_of("data", names.replace("ppo_", ""))
     longest = sum(o[bound] for bound in bounds)
     if o[dynamic]:
         return rules.token_budget(o, tokens, dynamic, longest, *bounds)
@@ -153,9 +151,7 @@ def _micro_batch(o: Options) -> Sourced:
 
 
 def _dynamic_sampling(o: Options) -> Keys | None:
-    enable, metric, most = (
-        f"{_GROUPS}.{name}" for name in ("enable", "metric", "max_num_gen_batches")
-    )
+    enable, metric, most = rules.ids_of(_GROUPS, "enable metric max_num_gen_batches")
     if not o[enable]:
         return None
     flags = ("data.gen_batch_size", "data.train_batch_size")

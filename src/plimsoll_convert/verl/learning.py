@@ -22,13 +22,7 @@ _ESTIMATORS = {
     "remax": "remax",
     "gdpo": "gdpo",
 }
-_LOSSES = {
-    "vanilla": "clip",
-    "gspo": "gspo",
-    "sapo": "sapo",
-    "cispo": "cispo",
-    "dppo_tv": "dppo_tv",
-}
+_LOSSES = {"vanilla": "clip", **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv")}}
 _AGGREGATIONS = {
     "token-mean": "tokens",
     "seq-mean-token-mean": "sequences",
@@ -187,9 +181,8 @@ def _kl(o: Options) -> Keys | Sourced:
         why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
         note = why if o[reward] else "no KL is asked for"
         return Sourced("none", tuple(o.given(loss, reward)), note=note)
-    coefficient, kind, target, horizon = (
-        f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "type", "target_kl", "horizon")
-    )
+    names = "kl_coef type target_kl horizon"
+    coefficient, kind, target, horizon = rules.ids_of("algorithm.kl_ctrl", names)
     check, adapts = "", o[kind] == "adaptive"
     if taken_off := _TAKEN_OFF.get(_estimator(o)):
         check = "verl takes the KL of the whole response off its reward, before "
@@ -249,16 +242,15 @@ def rewards(o: Options) -> Mapping[str, Keys]:
         parts["score"] = {"name": o.trace("verl_function", _FUNCTION), "options": options}
     elif not o[_MODELLED]:
         parts["score"] = _rule(o)
-    start = "reward.reward_kwargs."
-    on, size, factor = (
-        f"{start}overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor")
-    )
+    buffer = "reward.reward_kwargs.overlong_buffer_cfg"
+    on, size, factor = rules.ids_of(buffer, "enable len penalty_factor")
     if o[on]:
         if o[size] is None:
             raise ConfigError(f"{o.show(on)} needs {o.names[size]}=...: the buffer's length.")
         parts["overlong"] = {
             "name": o.trace("overlong", on),
-            "options.max_new_tokens": o.take(f"{start}max_resp_len") or o.take(RESPONSE),
+            "options.max_new_tokens": o.take("reward.reward_kwargs.max_resp_len")
+            or o.take(RESPONSE),
             "options.buffer": o.take(size),
             "options.factor": o.take(factor),
         }

@@ -14,7 +14,6 @@ _MODEL = "actor_rollout_ref.model"
 _CARDS = ("trainer.n_gpus_per_node", "trainer.nnodes")
 _HAS_POOL = "reward.reward_model.enable_resource_pool"
 _POOL = ("reward.reward_model.n_gpus_per_node", "reward.reward_model.nnodes")
-_SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_scheduler", "lr_decay_style")
 _OF_ACTOR = (_MODEL, f"{_ACTOR}.optim", f"{_ACTOR}.fsdp_config")
 _OF_CRITIC = ("critic.model", "critic.optim", "critic.fsdp")
 _OF_SFT = ("model", "optim", "engine")
@@ -108,16 +107,15 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
 
 
 def _schedule(o: Options, optim: str) -> Keys:
-    names = [f"{optim}.{name}" for name in _SCHEDULES]
-    steps, share, least = (
-        f"{optim}.{name}" for name in ("lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio")
-    )
+    shapes = rules.ids_of(optim, "lr_scheduler_type warmup_style lr_scheduler lr_decay_style")
+    names = "lr_warmup_steps lr_warmup_steps_ratio min_lr_ratio"
+    steps, share, least = rules.ids_of(optim, names)
     warmup = o.trace(float(o[share] or 0.0), share)
     if (o[steps] or 0) > 0:
         warmup = o.trace(o[steps], steps)
     return rules.schedule_of(
         o,
-        next((name for name in names if o[name] is not None), names[0]),
+        next((name for name in shapes if o[name] is not None), shapes[0]),
         default="constant",
         warmup=warmup,
         final=o.trace(o[least] or 0.0, least),
@@ -151,9 +149,7 @@ def rollout(o: Options) -> Keys | None:
     """Return the engines, which share the ranks' cards; None if the command does not sample."""
     if not o.rl:
         return None
-    name, width, dtype = (
-        f"{_ROLLOUT}.{part}" for part in ("name", "tensor_model_parallel_size", "dtype")
-    )
+    name, width, dtype = rules.ids_of(_ROLLOUT, "name tensor_model_parallel_size dtype")
     sequences = o.take(f"{_ROLLOUT}.max_num_seqs")
     if o[name] == "hf":
         return {
