@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
@@ -64,11 +64,10 @@ def schedule_of(
     return {"schedule": shape, "warmup_ratio": warmup, "final_ratio": final}
 
 
-def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
-    """Yield a remark on each of these settings that was given and asks for float16."""
-    for id in o.given(*ids):
-        if o[id] is True or str(o[id]) in HALF_16:
-            yield Remark("lacking", id, "models are computed in bfloat16 or float32")
+def leave_out_halves(o: Options, id: str) -> Keys | None:
+    """Return a remark on a setting that was given and asks for float16."""
+    halves = o[id] is True or str(o[id]) in HALF_16
+    return o.leave_out("models are computed in bfloat16 or float32", id, when=halves)
 
 
 def micro_batch(o: Options, key: str, number: int, longest: int, *ids: str) -> Sourced:
@@ -177,7 +176,7 @@ def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:
 
 
 def loggers_of(o: Options, names: Iterable[str], id: str, project: str, note: str = "") -> Keys:
-    """Return the loggers that Plimsoll has, and their project.
+    """Return the loggers that Plimsoll has, and their project, with remarks on other loggers.
 
     Args:
         o: The settings.
@@ -187,12 +186,13 @@ def loggers_of(o: Options, names: Iterable[str], id: str, project: str, note: st
         note: How the loggers are used.
     """
     known = tuple(name for name in names if name in LOGGERS)
-    loggers = o.trace_if(known, known, id, note=note)
-    return {"loggers": loggers, "logger_project": o.take_if(known, project)}
-
-
-def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> Iterator[Remark]:
-    """Yield a remark on each logger that Plimsoll does not have, except harmless ones."""
-    for name in names:
-        if name not in (*LOGGERS, *harmless):
-            yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")
+    why = f"loggers are {', '.join(LOGGERS)}"
+    return {
+        "loggers": o.trace_if(known, known, id, note=note),
+        "logger_project": o.take_if(known, project),
+        "other_loggers": {
+            name: Remark("lacking", id, f"{name}: {why}")
+            for name in names
+            if name not in (*LOGGERS, "none", "console", "file")
+        },
+    }

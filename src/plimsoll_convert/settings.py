@@ -41,11 +41,29 @@ class Sourced:
     check: str = ""
 
 
+@dataclass(frozen=True)
+class Remark:
+    """A remark on a setting from which no key was made.
+
+    Attributes:
+        kind: `same`: Plimsoll does the same without a key. `idle`: the setting has no effect here.
+            `lacking`: Plimsoll has nothing like it, so it is left out. `unknown`: the trainer has
+            no such setting, so it is left out. `check`: the user should check it.
+        about: Id of a setting. For `check` it may be a key of the config; for `unknown` it is the
+            words as typed.
+        why: The reason.
+    """
+
+    kind: RemarkKind
+    about: str
+    why: str
+
+
 Value = Sourced | None
-Keys: TypeAlias = "Mapping[str, Keys | Value]"
+Keys: TypeAlias = "Mapping[str, Keys | Value | Remark]"
 """Values by the keys of a config, nested or dotted, such as `zero.stage`. A key after `/` is at the
 top level. A value under the key "" is the section's own. None: the key is not written, nor are the
-keys below it, even if a setting of the table has such a key."""
+keys below it, even if a setting of the table has such a key. A remark may stand under any key."""
 
 
 @dataclass(frozen=True)
@@ -313,24 +331,6 @@ def _format_value(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Remark:
-    """A remark on a setting from which no key was made.
-
-    Attributes:
-        kind: `same`: Plimsoll does the same without a key. `idle`: the setting has no effect here.
-            `lacking`: Plimsoll has nothing like it, so it is left out. `unknown`: the trainer has
-            no such setting, so it is left out. `check`: the user should check it.
-        about: Id of a setting. For `check` it may be a key of the config; for `unknown` it is the
-            words as typed.
-        why: The reason.
-    """
-
-    kind: RemarkKind
-    about: str
-    why: str
-
-
-@dataclass(frozen=True)
 class Options:
     """The settings of a command.
 
@@ -406,6 +406,12 @@ class Options:
     def take_if(self, holds: object, id: str, convert: Convert = unchanged) -> Value:
         """Return a setting's converted value with its origin if the condition holds, else None."""
         return self.take(id, convert) if holds else None
+
+    def leave_out(
+        self, why: str, *ids: str, when: object = True, kind: RemarkKind = "lacking"
+    ) -> Keys | None:
+        """Return a remark on each of these settings that was given, by id; None unless `when`."""
+        return {id: Remark(kind, id, why) for id in self.given(*ids)} if when else None
 
     def table_keys(self) -> dict[str, Sourced]:
         """Return the values of settings by the keys that the table names for them."""

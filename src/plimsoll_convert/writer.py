@@ -7,7 +7,7 @@ config means the same without it.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -84,16 +84,13 @@ class Converted:
         return " ".join(self.shown[id] for id in entry.settings) or entry.note
 
 
-def write_config(
-    job: str, run: Keys, o: Options, remarks: Iterable[Remark], about: str, version_note: str = ""
-) -> Converted:
+def write_config(job: str, run: Keys, o: Options, about: str, version_note: str = "") -> Converted:
     """Return the checked config of a run.
 
     Args:
         job: Plimsoll's command.
         run: The run that the foreign command describes, by the keys of a config.
         o: The settings of the foreign command.
-        remarks: Further remarks.
         about: What was converted, with the trainer's name first.
         version_note: How the version was found.
 
@@ -106,7 +103,7 @@ def write_config(
     refuse(_refusals(o, absent, about.partition(" ")[0]))
     rules = dict(_walk(run))
     table = {k: v for k, v in o.table_keys().items() if not any(_is_below(k, r) for r in rules)}
-    said = table | {key: value for key, value in rules.items() if value is not None}
+    said = table | {key: value for key, value in rules.items() if isinstance(value, Sourced)}
     entries = {key: value for key, value in said.items() if value.value is not NO_VALUE}
     used = {id for entry in entries.values() for id in entry.settings}
     all_remarks = [
@@ -115,7 +112,8 @@ def write_config(
         else Remark(reason.kind, id, reason.why)
         for id, reason in absent.items()
     ]
-    all_remarks += [*o.notes, *o.remarks, *remarks]
+    left_out = [value for value in rules.values() if isinstance(value, Remark)]
+    all_remarks += [*o.notes, *o.remarks, *left_out]
     all_remarks += [Remark("check", key, value.check) for key, value in said.items() if value.check]
     for why in o.launch.unknown:
         all_remarks.append(Remark("check", "the script", f"{why}; give it by --set NAME=VALUE"))
@@ -134,11 +132,11 @@ def write_config(
     return _without_defaults(converted)
 
 
-def _walk(part: Keys, section: str = "") -> Iterator[tuple[str, Value]]:
+def _walk(part: Keys, section: str = "") -> Iterator[tuple[str, Value | Remark]]:
     """Yield (key, value) for every value of a section, at all levels; None for an absent key."""
     for name, inner in part.items():
         key = name[1:] if name.startswith("/") else ".".join(filter(None, (section, name)))
-        if inner is None or isinstance(inner, Sourced):
+        if inner is None or isinstance(inner, Sourced | Remark):
             yield key, inner
         else:
             yield from _walk(inner, key)

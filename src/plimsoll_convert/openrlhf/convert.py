@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -27,7 +27,7 @@ from plimsoll_convert.openrlhf import (
     roles,
 )
 from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
-from plimsoll_convert.rules import half_precision_remark
+from plimsoll_convert.rules import leave_out_halves
 from plimsoll_convert.settings import (
     Assignment,
     Keys,
@@ -35,6 +35,7 @@ from plimsoll_convert.settings import (
     Remark,
     Setting,
     Typed,
+    Value,
     join_words,
     read_settings,
     split_flags,
@@ -248,7 +249,7 @@ def _convert(o: Options) -> Converted:
     models = learning.reward_models(o)
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
     averaged = o.trace_if(o["enable_ema"], o["ema_beta"], "ema_beta", "enable_ema")
-    run: Keys = {
+    run: dict[str, Keys | Value | Remark] = {
         "cluster": roles.machines(o, len(models)),
         "actor": {**roles.trained_role(o, "actor"), "ema.decay": averaged},
         "critic": roles.critic(o),
@@ -266,17 +267,12 @@ def _convert(o: Options) -> Converted:
         "algorithm": learning.algorithm(o),
         "run": data.run(o),
     }
+    why = {flag: reason for flags, reason in _lacking(o).items() for flag in flags.split()}
+    given = (f for f in why if f in o.typed or (f in _WITH_DEFAULTS and f in o.values))
+    run |= {"half": leave_out_halves(o, "param_dtype")}
+    run |= {f"left_out.{flag}": Remark("lacking", flag, why[flag]) for flag in given}
     about = f"OpenRLHF {format_version(o.version)}, {COMMANDS[o.command]}"
-    return write_config(learning.job(o), run, o, _remarks(o), about)
-
-
-def _remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on flags that have no counterpart in combination with other given flags."""
-    yield from half_precision_remark(o, "param_dtype")
-    for flags, why in _lacking(o).items():
-        for flag in flags.split():
-            if flag in o.typed or (flag in _WITH_DEFAULTS and flag in o.values):
-                yield Remark("lacking", flag, why)
+    return write_config(learning.job(o), run, o, about)
 
 
 def _lacking(o: Options) -> dict[str, str]:

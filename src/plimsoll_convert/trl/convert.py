@@ -212,8 +212,7 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
         "algorithm": learning.algorithm(o),
         "run": data.run(o),
     }
-    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     old = o.given(*OLD_NAMES)
     about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
     note = f"--{old[0]} {_OLD_NOTE}" if old else ""
-    return write_config(learning.job(o), run, o, remarks, about, note)
+    return write_config(learning.job(o), run, o, about, note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from plimsoll.config.base import AUTO
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value, positive
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, positive
 from plimsoll_convert.trl.roles import processes
 
 _LONGEST = 1024
@@ -222,6 +222,10 @@ def data(o: Options) -> Keys:
     stems = [path.rstrip("/").rpartition("/")[2].partition(".")[0] for path, _ in sources]
     plain = (re.sub(r"\W+", "_", stem).strip("_") or "rows" for stem in stems)
     names = [f"{stem}_{number}" for number, stem in enumerate(plain, 1)]
+    template = "chat_template_path"
+    is_template = str(o[template]).endswith((".jinja", ".j2", ".txt"))
+    other = "the template of another model's tokenizer: write it into a .jinja file"
+    end = "the end of what is longer is cut, not its beginning"
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]
     if o.rl:
         flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
@@ -241,12 +245,10 @@ def data(o: Options) -> Keys:
         "max_tokens": longest,
         "over_long": over_long,
         "shuffle": o.trace_if(in_order, False, "train_sampling_strategy", "shuffle_dataset"),
-        "chat_template": o.take_if(_is_template(o), "chat_template_path"),
+        "chat_template": o.take_if(is_template, template),
+        "other_template": o.leave_out(other, template, when=not is_template),
+        "cut_end": o.leave_out(end, "truncation_mode", when=o["truncation_mode"] == "keep_end"),
     }
-
-
-def _is_template(o: Options) -> bool:
-    return str(o["chat_template_path"]).endswith((".jinja", ".j2", ".txt"))
 
 
 def _held_out(o: Options, path: str, rows: Keys) -> Keys | None:
@@ -287,6 +289,7 @@ def run(o: Options) -> Keys:
     save = f"{o.show('save_strategy')}: a checkpoint is kept every so many steps: write how many"
     measure = f"{o.show('eval_strategy')}: in how many steps that is, the rows say"
     interval = "eval_steps" if o["eval_steps"] else "logging_steps"
+    loggers = [n.strip() for word in o["report_to"] or () for n in word.split(",") if n.strip()]
     return {
         "steps": o.trace_if(counted, ceil(o["max_steps"] / each), "max_steps", note=note),
         "epochs": o.take_if(not counted, "num_train_epochs"),
@@ -295,7 +298,7 @@ def run(o: Options) -> Keys:
         "resume": o.trace_if(resumes, AUTO, "resume_from_checkpoint"),
         "eval_every": _every(o, interval, "eval_strategy", measure),
         "best": _best(o),
-        **rules.loggers_of(o, _loggers(o), "report_to", "project" if o.given("project") else ""),
+        **rules.loggers_of(o, loggers, "report_to", "project" if o.given("project") else ""),
     }
 
 
@@ -326,21 +329,3 @@ def _best(o: Options) -> Keys | None:
         "metric": o.trace(f"eval/{name}", "load_best_model_at_end", metric, check=check),
         "goal": o.trace("highest" if higher else "lowest", metric, greater),
     }
-
-
-def _loggers(o: Options) -> list[str]:
-    return [n.strip() for word in o["report_to"] or () for n in word.split(",") if n.strip()]
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    yield from rules.unknown_loggers("report_to", _loggers(o), ("none",))
-    if o.given("truncation_mode") and o["truncation_mode"] == "keep_end":
-        why = "the end of what is longer is cut, not its beginning"
-        yield Remark("lacking", "truncation_mode", why)
-    if o["chat_template_path"] is not None and not _is_template(o):
-        why = "the template of another model's tokenizer: write it into a .jinja file"
-        yield Remark("lacking", "chat_template_path", why)
-    if o.given("eos_token"):
-        why = "the end of the template's turns ends responses, and is saved so"
-        yield Remark("idle", "eos_token", why)

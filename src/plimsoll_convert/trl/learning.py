@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value, or_none
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, or_none
 from plimsoll_convert.trl.data import learned_tokens, mini_batches, updates
 from plimsoll_convert.trl.roles import frozen_stage
 
@@ -59,25 +59,27 @@ def algorithm(o: Options) -> Keys:
             name = o["loss_type"]
             if name not in ("sigmoid", "simpo"):
                 raise _unsupported(o, "loss_type", "known are sigmoid (CPO) and simpo")
-            simpo = name == "simpo"
+            simpo, why = name == "simpo", "the labels of cpo and simpo are not smoothed"
             return {
                 "loss.name": o.trace("simpo" if simpo else "cpo", "loss_type"),
                 "loss.options.alpha": o.take_if(not simpo, "cpo_alpha"),
                 "loss.options.gamma": o.take_if(simpo, "simpo_gamma"),
                 "nll_weight": o.take_if(simpo, "cpo_alpha"),
+                "smoothing": o.leave_out(why, "label_smoothing", when=o["label_smoothing"]),
             }
         case "orpo":
             return {"loss.name": Sourced("orpo", note="trl orpo")}
         case "gkd":
-            share = o["beta"]
+            share, noise = o["beta"], "noise on embeddings is one of SFT's"
             name = "forward_kl" if share == 0 else "reverse_kl" if share == 1 else "jsd"
             return {
                 "divergence.name": o.trace(name, "beta"),
                 "divergence.options.beta": o.take_if(name == "jsd", "beta"),
+                "noise": o.leave_out(noise, "neftune_noise_alpha"),
             }
         case "sft":
-            noise = o.take("neftune_noise_alpha", or_none)
-            return {"neftune_alpha": noise, "learned_tokens": learned_tokens(o)}
+            alpha = o.take("neftune_noise_alpha", or_none)
+            return {"neftune_alpha": alpha, "learned_tokens": learned_tokens(o)}
     return {}
 
 
@@ -98,6 +100,8 @@ def _grpo(o: Options) -> Keys:
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         name, flag = "gdpo", "multi_objective_aggregation"
     constant = _AGGREGATIONS[loss] == "constant"
+    low, truncation = "vllm_importance_sampling_clip_min", o["vllm_importance_sampling_mode"]
+    cuts = o["use_vllm"] and o[low] and truncation.endswith("truncate")
     note = "of each process's share there" if loss == "bnpo" else ""
     divisor = o.trace(o["max_completion_length"], "max_completion_length", note="TRL's divisor")
     return {
@@ -109,6 +113,9 @@ def _grpo(o: Options) -> Keys:
         "aggregation": o.trace(_AGGREGATIONS[loss], "loss_type", note=note),
         "aggregation_tokens": divisor if constant else None,
         "correction": _correction(o),
+        "small_weights": o.leave_out(
+            "weights that are smaller are left as they are", low, when=cuts
+        ),
         "kl": _kl(o),
         "mini_batches": mini_batches(o),
     }
@@ -132,6 +139,7 @@ def _policy_loss(o: Options, loss: str) -> Keys:
     return {
         "name": o.trace("gspo" if sequence else "clip", level),
         "options": {**_clips(o), "dual_clip": o.take_if(not sequence, "delta")},
+        "delta": o.leave_out("gspo has no dual clip", "delta", when=sequence),
     }
 
 
@@ -213,11 +221,14 @@ def _dpo(o: Options) -> Keys:
     check = f"the loss of pairs has weight 1 here, {weight:g} there: the learning rate counts"
     named = o.trace(_PAIR_LOSSES[name], "loss_type", check=check if weight != 1.0 else "")
     note = "TRL divides by the length"
-    keys: dict[str, Value] = {
+    smoothing, why = "label_smoothing", f"TRL reads it in {', '.join(_SMOOTHED)} alone, and trains "
+    why += f"{name} without it"
+    keys: dict[str, Keys | Value] = {
         "loss.name": named,
         "loss.options.length_normalised": o.trace_if(normalised, True, "loss_type", note=note),
         "loss.options.beta": o.take("beta"),
-        "loss.options.flip_rate": o.take_if(name == "robust", "label_smoothing"),
+        "loss.options.flip_rate": o.take_if(name == "robust", smoothing),
+        "smoothing": o.leave_out(why, smoothing, when=name != "robust", kind="idle"),
     }
     if "sft" in names:
         share, note = by_name["sft"] / weight, "a mean over pairs, there over tokens"
@@ -289,22 +300,3 @@ def rewards(o: Options) -> Mapping[str, Keys]:
             "clip": o.take("reward_clip_range", note=note),
         }
     return parts
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    if o.command == "gkd" and o.given("neftune_noise_alpha"):
-        yield Remark("lacking", "neftune_noise_alpha", "noise on embeddings is one of SFT's")
-    if o.command == "grpo" and o["importance_sampling_level"] == "sequence" and o.given("delta"):
-        yield Remark("lacking", "delta", "gspo has no dual clip")
-    low = "vllm_importance_sampling_clip_min"
-    if o["use_vllm"] and o[low] and str(o[low.replace("clip_min", "mode")]).endswith("truncate"):
-        yield Remark("lacking", low, "weights that are smaller are left as they are")
-    if not o.given("label_smoothing"):
-        return
-    if o.command == "cpo" and o["label_smoothing"]:
-        yield Remark("lacking", "label_smoothing", "the labels of cpo and simpo are not smoothed")
-    [name] = [n for n in o["loss_type"] if n != "sft"][:1] if o.command == "dpo" else [""]
-    if o.command == "dpo" and name != "robust":
-        why = f"TRL reads it in {', '.join(_SMOOTHED)} alone, and trains {name} without it"
-        yield Remark("idle", "label_smoothing", why)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from math import floor
 
 from plimsoll.config.base import AUTO
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Remark, Value
+from plimsoll_convert.settings import Keys, Options, Value
 
 _DIVIDES = ("zero_stage", "use_fsdp", "fsdp")
 _EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
@@ -68,6 +67,7 @@ def _sharding(o: Options) -> Keys:
     halves = o["dtype"] == "bfloat16" and not o["use_peft"] and not _asks_for_half(o)
     offloads = o["fsdp_offload_params"] or "offload" in (o["fsdp"] or ())
     devices = {"optimizer": "offload_optimizer_device", "parameter": "offload_param_device"}
+    on_disks = [id for id in devices.values() if o[id] == "nvme"]
     return {
         "stage": o.trace(_stage(o), *o.given(*_DIVIDES), note=note),
         **{
@@ -79,6 +79,7 @@ def _sharding(o: Options) -> Keys:
             for states, device in devices.items()
         },
         "state_dtype": rules.to_check(check) if halves else None,
+        "disks": o.leave_out("states are kept in host memory, not on disks", *on_disks),
     }
 
 
@@ -87,10 +88,11 @@ def _asks_for_half(o: Options) -> bool:
     return bool(o["fp16"]) or any(name in rules.HALF_16 for name in dtypes)
 
 
-def _dtype(o: Options) -> Value:
+def _dtype(o: Options) -> Keys | Value:
     flags = ("dtype", "bf16", "fp16", "mixed_precision")
     if _asks_for_half(o):
-        return None
+        why = "models are trained in bfloat16 or float32"
+        return o.leave_out(why, "dtype", "fp16", "mixed_precision")
     if o["dtype"] in ("bfloat16", AUTO):
         return o.trace("bfloat16", *flags)
     if o["bf16"] is False or o["mixed_precision"] == "no":
@@ -105,6 +107,8 @@ def actor(o: Options) -> Keys:
         raise ConfigError("--model_name_or_path is needed: the model to train.")
     offloads = o["activation_offloading"]
     flag = "gradient_checkpointing" if o["gradient_checkpointing"] else "activation_offloading"
+    why = "ratios of probabilities would be noise"
+    noisy = o["use_peft"] and o.rl and o["lora_dropout"]
     computes_again = o.trace(True, flag) if offloads else o.take("gradient_checkpointing")
     return {
         "model.dtype": _dtype(o),
@@ -113,6 +117,7 @@ def actor(o: Options) -> Keys:
         "adapter": _adapter(o),
         "optimizer": _optimizer(o),
         "zero": _sharding(o),
+        "dropout": o.leave_out(why, "lora_dropout", when=noisy),
     }
 
 
@@ -142,11 +147,11 @@ def _optimizer(o: Options) -> Keys:
     if steps < 1:
         share = float(steps or o["warmup_ratio"] or 0.0)
         warmup = o.trace(share, "warmup_steps", "warmup_ratio")
+    shape, flag, final = "lr_scheduler_type", "lr_scheduler_kwargs", _final_ratio(o)
     return {
         "kind": o.trace("adamw_8bit" if name in _EIGHT_BITS else "adamw", "optim"),
-        **rules.schedule_of(
-            o, "lr_scheduler_type", default="linear", warmup=warmup, final=_final_ratio(o)
-        ),
+        **rules.schedule_of(o, shape, default="linear", warmup=warmup, final=final),
+        flag: o.leave_out("a cosine's end is read alone", flag, when=final is None),
     }
 
 
@@ -215,18 +220,3 @@ def rollout(o: Options) -> Keys | None:
         "engines": o.trace(max(1, number // o[flag]), flag, note=note),
         **evaluates,
     }
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    if _asks_for_half(o):
-        why = "models are trained in bfloat16 or float32"
-        for id in o.given("dtype", "fp16", "mixed_precision"):
-            yield Remark("lacking", id, why)
-    for device in o.given("offload_optimizer_device", "offload_param_device"):
-        if o[device] == "nvme":
-            yield Remark("lacking", device, "states are kept in host memory, not on disks")
-    if o["use_peft"] and o.rl and o.given("lora_dropout") and o["lora_dropout"]:
-        yield Remark("lacking", "lora_dropout", "ratios of probabilities would be noise")
-    if o.given("lr_scheduler_kwargs") and _final_ratio(o) is None:
-        yield Remark("lacking", "lr_scheduler_kwargs", "a cosine's end is read alone")

@@ -37,6 +37,7 @@ _RL = "grpo rloo"
 _WITH_REFERENCE = "dpo kto grpo rloo"
 
 _ABSENT: tuple[Setting, ...] = (
+    *absent(Absence("idle", "the end of the template's turns ends responses, and is saved so"), {"sft reward gkd": "eos_token"}, TEXT),
     *absent(why.FILE_READ, {_ALL: "deepspeed config config_file accelerate_config"}),
     *absent(why.LAUNCHED, {_ALL: "fsdp_config main_process_port main_process_ip machine_rank rdzv_backend num_cpu_threads_per_process gpu_ids dynamo_backend deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model gradient_clipping same_network multi_gpu use_deepspeed local_rank ddp_timeout", _RL: "vllm_server_base_url vllm_server_host vllm_server_port vllm_group_port vllm_server_timeout"}),
     *absent(why.ENGINE, {_ALL: "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend accelerator_config gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_cache auto_find_batch_size torch_empty_cache_steps", _RL: "ds3_gather_for_generation use_transformers_paged use_transformers_continuous_batching transformers_continuous_batching_config vllm_model_impl cache_implementation", "grpo": "vllm_device vllm_dtype vllm_enable_prefix_caching"}),
@@ -136,7 +137,7 @@ SETTINGS: tuple[Setting, ...] = (
     # rows
     *settings({"dataset_name": None, "dataset_config": None, "datasets": None, "dataset_train_split": "train", "dataset_test_split": "test"}, _ALL, TEXT),
     *settings("dataset_text_field", _SFT, TEXT, "text"),
-    *settings("chat_template_path eos_token", "sft reward gkd", TEXT),
+    *settings("chat_template_path", "sft reward gkd", TEXT),
     *settings({"completion_only_loss": None, "assistant_only_loss": False}, _SFT, BOOL),
     # the run
     *settings({"output_dir:run.directory": "trainer_output", "resume_from_checkpoint": None, "metric_for_best_model": None, "project": "huggingface"}, _ALL, TEXT),

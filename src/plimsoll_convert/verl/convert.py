@@ -162,8 +162,7 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
         "algorithm": learning.algorithm(o),
         "run": data.run(o),
     }
-    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
     is_old = launch.program == _OLD_PROGRAM
     about = f"verl {'before ' if is_old else ''}{_VERSION}, {launch.program}"
     note = _OLD_NOTE if is_old else ""
-    return write_config(learning.job(o), run, o, remarks, about, note)
+    return write_config(learning.job(o), run, o, about, note)

@@ -6,12 +6,11 @@ verl's rows are Parquet files with prompts as lists of turns.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from plimsoll.config.base import AUTO
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value, positive
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, positive
 from plimsoll_convert.verl.roles import cards_of
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -85,16 +84,21 @@ def _evaluates(o: Options) -> bool:
 
 
 def _held_out(o: Options) -> Keys | None:
+    flag = "data.val_files"
     if not _evaluates(o):
-        return None
-    paths = files(o, "data.val_files")[: None if o.rl else 1]
+        why = "trainer.test_freq asks for no evaluation: for one, set data.eval and run.eval_every"
+        unasked = _steps(o, "trainer.test_freq") is None
+        return o.leave_out(why, flag, when=unasked, kind="idle")
+    paths, why = files(o, flag), "jobs that learn from rows have one held-out file; the first"
+    rest = o.leave_out(why, flag, when=not o.rl and len(paths) > 1)
+    paths = paths[: None if o.rl else 1]
     rows = {
         **_columns(o),
         "limit": o.take("data.val_max_samples", positive),
         "responses": o.take("actor_rollout_ref.rollout.val_kwargs.n"),
     }
-    sets = [{**rows, "path": o.trace(path, "data.val_files")} for path in paths]
-    return rules.one_or_named(rules.source_names(paths), sets)
+    sets = [{**rows, "path": o.trace(path, flag)} for path in paths]
+    return {**rules.one_or_named(rules.source_names(paths), sets), "/left_out": rest}
 
 
 def eval_sampling(o: Options) -> Keys | None:
@@ -161,11 +165,13 @@ def _dynamic_sampling(o: Options) -> Keys | None:
     has_score = o["reward.custom_reward_function.path"] is not None or not modelled
     penalised = o["reward.reward_kwargs.overlong_buffer_cfg.enable"]
     apart = has_score and penalised and o[metric] in ("acc", "score")
+    other = "groups are looked at by their rewards"
     limit = float(o[most]) if (o[most] or 0) > 0 else 4.0
     return {
         "max_drawn": o.trace(limit, enable, most),
         "by": o.trace_if(apart, "score", metric, note="without the penalty"),
         "oversampling": o.trace(generated / prompts, *flags) if more else None,
+        "metric": o.leave_out(other, metric, when=o[metric] not in _METRICS),
     }
 
 
@@ -199,25 +205,5 @@ def run(o: Options) -> Keys:
         "keep_checkpoints": o.take(kept, positive, note="the last ones"),
         "resume": o.trace(resume, "trainer.resume_mode"),
         "eval_every": o.take_if(_evaluates(o), "trainer.test_freq", int),
-        **rules.loggers_of(o, _loggers(o), "trainer.logger", project),
+        **rules.loggers_of(o, [*map(str, o["trainer.logger"] or ())], "trainer.logger", project),
     }
-
-
-def _loggers(o: Options) -> list[str]:
-    return [str(name) for name in o["trainer.logger"] or ()]
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    yield from rules.unknown_loggers("trainer.logger", _loggers(o), ("console", "file"))
-    if o.given("trainer.resume_from_path"):
-        yield Remark("lacking", "trainer.resume_from_path", "a run goes on from run.directory")
-    metric = f"{_GROUPS}.metric"
-    if o.rl and o[f"{_GROUPS}.enable"] and o.given(metric) and o[metric] not in _METRICS:
-        yield Remark("lacking", metric, "groups are looked at by their rewards")
-    if o.given("data.val_files") and _steps(o, "trainer.test_freq") is None:
-        why = "trainer.test_freq asks for no evaluation: for one, set data.eval and run.eval_every"
-        yield Remark("idle", "data.val_files", why)
-    if not o.rl and _evaluates(o) and len(files(o, "data.val_files")) > 1:
-        why = "jobs that learn from rows have one held-out file; the first"
-        yield Remark("lacking", "data.val_files", why)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value, not_negative, or_none
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, not_negative, or_none
 from plimsoll_convert.verl.data import RESPONSE, files, mini_batches
 from plimsoll_convert.verl.roles import kl_in_reward
 
@@ -96,6 +96,8 @@ def algorithm(o: Options) -> Keys:
     name, critic = _estimator(o), o.has_critic
     clip, size = "critic.cliprange_value", "critic.ppo_mini_batch_size"
     scales = name in ("grpo", "gdpo")
+    why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
+    why += "against the sampler's"
     delta = o.trace_if(scales, 1e-6, _ESTIMATOR, note="verl's constant")
     return {
         "advantage.name": o.trace(name, _ESTIMATOR, _SCALED),
@@ -103,6 +105,7 @@ def algorithm(o: Options) -> Keys:
         "advantage.options.gae_lambda": o.take_if(name == "gae", "algorithm.lam"),
         "advantage.options.delta": delta,
         "policy_loss": _policy_loss(o),
+        "bypass": o.leave_out(why, _BYPASS, when=o[_MODE] != "dppo_tv" and o[_BYPASS]),
         "aggregation": o.trace(kind, mode),
         "aggregation_tokens": tokens,
         "correction": _correction(o),
@@ -170,12 +173,13 @@ def _kl(o: Options) -> Keys | Sourced:
     loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     if o[loss]:
         kind, note = f"{_ACTOR}.kl_loss_type", "the gradient of the KL itself"
-        corrected = str(o[kind]).endswith("+")
+        corrected, why = str(o[kind]).endswith("+"), "the KL is in one place, here in the loss"
         return {
             "place": o.trace("loss", loss),
             "coefficient": o.take(f"{_ACTOR}.kl_loss_coef"),
             "estimator": _kl_estimator(o, kind),
             "ratio_corrected": o.trace_if(corrected, True, kind, note=note),
+            "reward": o.leave_out(why, reward, when=kl_in_reward(o)),
         }
     if not kl_in_reward(o):
         why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
@@ -271,13 +275,3 @@ def _rule(o: Options) -> Keys:
         marker = {"marker": Sourced("####", note=note)}
         return {"name": Sourced("exact_match", note=note, check=why), "options": marker}
     return {"name": Sourced("math_answer", note=note, check=why)}
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    if o.rl and o[_MODE] != "dppo_tv" and o.given(_BYPASS) and o[_BYPASS]:
-        why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
-        yield Remark("lacking", _BYPASS, f"{why}against the sampler's")
-    reward = "algorithm.use_kl_in_reward"
-    if o.rl and o[f"{_ACTOR}.use_kl_loss"] and kl_in_reward(o) and o.given(reward):
-        yield Remark("lacking", reward, "the KL is in one place, here in the loss")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value
+from plimsoll_convert.settings import Keys, Options, Sourced, Value
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 _MODEL = "actor_rollout_ref.model"
@@ -88,10 +87,15 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
     masters = "" if full else "the optimizer keeps fp32 masters"
     gathered = f"{engine}.reshard_after_forward"
     policy, states = f"{engine}.offload_policy", f"{engine}.optimizer_offload"
-    stage = 3 if o[gathered] else 2
+    stage, weights = 3 if o[gathered] else 2, f"{engine}.param_offload"
     note = "FSDP divides weights, gradients and states" if stage == 3 else "weights stay gathered"
     there = "" if o[policy] else "there they come to the cards for the step"
     why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
+    slow = "cluster.rank_sleep: all moves the weights of all roles to host memory while engines "
+    slow += (
+        f"sample; {'critic' if sections == _OF_CRITIC else 'actor'}.zero.parameter_offload: cpu "
+    )
+    slow += "keeps them there all the time, and is slow"
     return {
         "model.path": path,
         "model.dtype": o.trace_if(not computes_half, "bfloat16", dtype, note=masters),
@@ -103,6 +107,8 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
         ),
         "zero.parameter_offload": o.trace_if(o[policy] and stage == 3, "cpu", policy),
         "zero.state_dtype": rules.to_check(f"{why}float32") if full else None,
+        "half": rules.leave_out_halves(o, dtype),
+        "offload": o.leave_out(slow, weights, when=o[weights] and not (o[policy] and o[gathered])),
     }
 
 
@@ -174,22 +180,5 @@ def rollout(o: Options) -> Keys | None:
         "engines": o.trace(cards // across, width, note=note, check=left),
         "placement": Sourced("shared", note="verl's engines share the ranks' cards"),
         "dtype": o.trace_if(str(o[dtype]) not in rules.HALF_16, computes, dtype),
+        "half": rules.leave_out_halves(o, dtype),
     }
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    roles = {"actor": _OF_SFT if o.command == "sft" else _OF_ACTOR}
-    if o.has_critic:
-        roles["critic"] = _OF_CRITIC
-    for role, (_, _, engine) in roles.items():
-        yield from rules.half_precision_remark(o, f"{engine}.model_dtype")
-        weights = f"{engine}.param_offload"
-        kept = o[f"{engine}.offload_policy"] and o[f"{engine}.reshard_after_forward"]
-        if o.given(weights) and o[weights] and not kept:
-            why = "cluster.rank_sleep: all moves the weights of all roles to host memory while "
-            why += f"engines sample; {role}.zero.parameter_offload: cpu keeps them there all the "
-            why += "time, and is slow"
-            yield Remark("lacking", weights, why)
-    if o.rl and o[f"{_ROLLOUT}.name"] != "hf":
-        yield from rules.half_precision_remark(o, f"{_ROLLOUT}.dtype")
