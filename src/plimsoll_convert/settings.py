@@ -139,26 +139,26 @@ class Setting:
         of: Commands that have the setting.
         reader: How words are converted to a value.
         default: The trainer's default.
-        defaults: Defaults that differ, by command.
-        older: Earlier names.
-        empty: Whether the setting may be null although its default is not.
         absent: Why the setting has no counterpart; None if it has one.
         keys: Keys to which the setting is written without a further rule, separated by `+`. A key
             may end with `=TEXT`, which is written if the setting is on, or with the index of a
             part of the value, such as `[0]`.
         convert: How the value is converted for its keys.
+        defaults: Defaults that differ, by command.
+        older: Earlier names.
+        empty: Whether the setting may be null although its default is not.
     """
 
     name: str
     of: tuple[str, ...]
     reader: ValueReader
     default: object = None
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    older: tuple[str, ...] = ()
-    empty: bool = False
     absent: Absence | None = None
     keys: str = ""
     convert: Convert = unchanged
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    older: tuple[str, ...] = ()
+    empty: bool = False
 
     @property
     def id(self) -> str:
@@ -176,7 +176,6 @@ def settings(
     reader: ValueReader,
     default: object = None,
     *,
-    older: str = "",
     empty: bool = False,
     absent: Absence | None = None,
     convert: Convert = unchanged,
@@ -185,23 +184,25 @@ def settings(
     """Return several settings with the same properties.
 
     Args:
-        names: The settings' names, separated by blanks; with keys: `NAME:KEY+KEY`. Or a mapping
-            from such names to defaults.
+        names: The settings' names, separated by blanks; with earlier names and keys:
+            `NAME|OLDER|OLDER:KEY+KEY`. Or a mapping from such names to defaults.
         of: Commands that have the settings, separated by blanks.
         reader: How words are converted to a value.
         default: The default of all settings, if names have none.
-        older: Earlier names, separated by blanks.
         empty: Whether the settings may be null although the default is not.
         absent: Why the settings have no counterpart.
         convert: How values are converted for their keys.
         defaults: Defaults that differ, by command.
     """
-    commands, earlier = tuple(of.split()), tuple(older.split())
+    commands = tuple(of.split())
     by_name = dict.fromkeys(names.split(), default) if isinstance(names, str) else names
-    return tuple(
-        Setting(name, commands, reader, value, defaults, earlier, empty, absent, keys, convert)
-        for (name, _, keys), value in ((n.partition(":"), value) for n, value in by_name.items())
-    )
+    made = []
+    for word, value in by_name.items():
+        written, _, keys = word.partition(":")
+        name, *older = written.split("|")
+        setting = Setting(name, commands, reader, value, absent, keys, convert)
+        made.append(replace(setting, defaults=defaults, older=tuple(older), empty=empty))
+    return tuple(made)
 
 
 def absent(

@@ -20,12 +20,25 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 
 from plimsoll.errors import ConfigError
+from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import find_sandbox
 
 _SECONDS = 10
 _BYTES = 16 * 2**20
 """The size of the file system that a script may write to."""
-_TOOLS = "basename cat cut dirname head mkdir readlink realpath sed seq tr"
+_TOOLS = (
+    "basename",
+    "cat",
+    "cut",
+    "dirname",
+    "head",
+    "mkdir",
+    "readlink",
+    "realpath",
+    "sed",
+    "seq",
+    "tr",
+)
 """The programs of the sandbox: they make texts of texts, and folders for logs."""
 _PRELUDE = rf"""
 ulimit -t {_SECONDS} -v 500000 -u 100
@@ -99,39 +112,21 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
             "after `--`."
         )
     text = _BY_PATH.sub(r"\1\2", text.replace("\r\n", "\n"))
-    unset, here = _unset(text, given), os.getcwd()
-    names = {name: value for name, value in given.items() if name.isidentifier()}
-    fixed = "; ".join(f"{name}={quote(value)}" for name, value in names.items())
-    variables = {"HOME": str(Path.home()), "BASH_ENV": "/found/prelude"}
-    variables |= {name: f"${name}" for name in unset if not name.isdigit()} | names
-    arguments = [given.get(n, f"${n}") for n in sorted({*unset, *given}) if n.isdigit()]
+    unset = _unset(text, given)
     with TemporaryDirectory() as folder:
-        prelude, script, words = (Path(folder, name) for name in ("prelude", "script", "words"))
-        prelude.write_text(_PRELUDE.replace("FIXED", fixed.replace("'", "'\\''") or ":"))
-        script.write_text(text, encoding="utf-8")
-        words.touch()
+        Path(folder, "words").touch()
         os.chmod(folder, 0o777)  # another user writes there
-        os.chmod(words, 0o666)
-        start = [
-            *bubblewrap.start("/", _BYTES),
-            *("--bind", folder, "/found", "--dir", "/tmp", "--dir", here, "--chdir", here),
-            *("--ro-bind", str(script), os.path.abspath(path)),
-            *(
-                w
-                for tool in _TOOLS.split()
-                for w in ("--symlink", f"/usr/bin/{tool}", f"/tools/{tool}")
-            ),
-            *(word for item in variables.items() for word in ("--setenv", *item)),
-            *("--", bash),
-        ]
-        code, said = _bash([*start, "-n", path])
+        os.chmod(Path(folder, "words"), 0o666)
+        words = [*_sandbox(bubblewrap, folder, path, text, given, unset), bash]
+        code, said = _bash([*words, "-n", path])
         if code:
             first = said.strip().splitlines()[0]
             raise ConfigError(f"{first.replace(': line ', ':', 1)}. Give a script that bash reads.")
-        _, said = _bash([*start, path, *arguments])
+        arguments = [given.get(n, f"${n}") for n in sorted({*unset, *given}) if n.isdigit()]
+        _, said = _bash([*words, path, *arguments])
         failed = _FAILED.findall(said)
         unknown = tuple(f"line {line}: {why}" for line, why in dict.fromkeys(failed))
-        return [*_found(words.read_bytes(), unknown)]
+        return [*_found(Path(folder, "words").read_bytes(), unknown)]
 
 
 def _unset(text: str, given: Mapping[str, str]) -> list[str]:
@@ -144,6 +139,33 @@ def _unset(text: str, given: Mapping[str, str]) -> list[str]:
         name
         for name in dict.fromkeys(_USED.findall(text))
         if name not in known and not (name.isdigit() and has_functions)
+    ]
+
+
+def _sandbox(
+    bubblewrap: Bubblewrap,
+    folder: str,
+    path: str,
+    text: str,
+    given: Mapping[str, str],
+    unset: list[str],
+) -> list[str]:
+    """Return the words that start a program in the sandbox, with the script at its place."""
+    names = {name: value for name, value in given.items() if name.isidentifier()}
+    fixed = "; ".join(f"{name}={quote(value)}" for name, value in names.items())
+    prelude, script = Path(folder, "prelude"), Path(folder, "script")
+    prelude.write_text(_PRELUDE.replace("FIXED", fixed.replace("'", "'\\''") or ":"))
+    script.write_text(text, encoding="utf-8")
+    here = os.getcwd()
+    variables = {"HOME": str(Path.home()), "BASH_ENV": "/found/prelude"}
+    variables |= {name: f"${name}" for name in unset if not name.isdigit()} | names
+    return [
+        *bubblewrap.start("/", _BYTES),
+        *("--bind", folder, "/found", "--dir", "/tmp", "--dir", here, "--chdir", here),
+        *("--ro-bind", str(script), os.path.abspath(path)),
+        *(word for tool in _TOOLS for word in ("--symlink", f"/usr/bin/{tool}", f"/tools/{tool}")),
+        *(word for item in variables.items() for word in ("--setenv", *item)),
+        "--",
     ]
 
 

@@ -21,10 +21,9 @@ from plimsoll_convert.openrlhf import (
     LAST,
     RELEASES,
     Version,
-    data,
     format_version,
     learning,
-    roles,
+    sections,
 )
 from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
 from plimsoll_convert.rules import leave_out_halves
@@ -132,15 +131,8 @@ def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
     """Return the setting that a flag is in one command and version."""
     value = flag.default(command, version)
     default = bool(value) if flag.reader.kind is bool else value
-    return Setting(
-        flag.id,
-        (command,),
-        flag.reader,
-        default,
-        absent=flag.absent,
-        keys=flag.keys,
-        convert=flag.convert,
-    )
+    rest = (flag.absent, flag.keys, flag.convert)
+    return Setting(flag.id, (command,), flag.reader, default, *rest)
 
 
 @cache
@@ -250,22 +242,22 @@ def _convert(o: Options) -> Converted:
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
     averaged = o.trace_if(o["enable_ema"], o["ema_beta"], "ema_beta", "enable_ema")
     run: dict[str, Keys | Value | Remark] = {
-        "cluster": roles.machines(o, len(models)),
-        "actor": {**roles.trained_role(o, "actor"), "ema.decay": averaged},
-        "critic": roles.critic(o),
-        "reference": roles.reference(o),
-        "teacher": roles.teacher(o),
+        "cluster": sections.machines(o, len(models)),
+        "actor": {**sections.trained_role(o, "actor"), "ema.decay": averaged},
+        "critic": sections.critic(o),
+        "reference": sections.reference(o),
+        "teacher": sections.teacher(o),
         "reward_model": models[0] if len(models) == 1 else None,
         "reward_models": several if len(models) > 1 else {},
         "rewards": learning.rewards(o),
         "environments": learning.agents(o),
-        "data": data.data(o),
-        "batch": data.batch(o),
-        "rollout": roles.rollout(o) if o.rl else None,
-        "rollout.sampling.max_new_tokens": data.response_length(o) if o.rl else None,
-        "eval_sampling": data.eval_sampling(o) if o.rl else None,
+        "data": sections.data(o),
+        "batch": sections.batch(o),
+        "rollout": sections.rollout(o) if o.rl else None,
+        "rollout.sampling.max_new_tokens": sections.response_length(o) if o.rl else None,
+        "eval_sampling": sections.eval_sampling(o) if o.rl else None,
         "algorithm": learning.algorithm(o),
-        "run": data.run(o),
+        "run": sections.run(o),
     }
     why = {flag: reason for flags, reason in _lacking(o).items() for flag in flags.split()}
     given = (f for f in why if f in o.typed or (f in _WITH_DEFAULTS and f in o.values))
@@ -302,7 +294,7 @@ def _lacking(o: Options) -> dict[str, str]:
         why["vllm_generate_batch_size"] = "no more is sampled than is learned"
     if not (o["agent_func_path"] or o["remote_rm_url"]):
         why["normalize_reward"] = "scores are as the model gives them: reward_model.weight divides"
-        if roles.shares_critics_cards(o):
+        if sections.shares_critics_cards(o):
             why["colocate_critic_reward"] = (
                 "reward models are on the actor's ranks, or on ranks of their own "
                 "(cluster.reward_ranks), not on the critic's"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.openrlhf.data import mini_batches, rollout_lengths
-from plimsoll_convert.openrlhf.roles import frozen_role
+from plimsoll_convert.openrlhf.sections import frozen_role, mini_batches, rollout_lengths
 from plimsoll_convert.openrlhf.table import CORRECTIONS, ESTIMATORS
 from plimsoll_convert.settings import Keys, Options, Sourced
 

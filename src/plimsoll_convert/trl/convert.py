@@ -29,7 +29,7 @@ from plimsoll_convert.settings import (
     settings_of,
     split_flags,
 )
-from plimsoll_convert.trl import COMMANDS, data, find_command, learning, roles
+from plimsoll_convert.trl import COMMANDS, find_command, learning, sections
 from plimsoll_convert.trl.settings import OLD_DEFAULTS, OLD_NAMES, SETTINGS
 from plimsoll_convert.writer import Converted, write_config
 
@@ -200,17 +200,17 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
     """
     o = _read_options(launch, cards)
     run: Keys = {
-        "cluster": roles.machines(o),
-        "actor": roles.actor(o),
-        "reference": roles.reference(o),
+        "cluster": sections.machines(o),
+        "actor": sections.actor(o),
+        "reference": sections.reference(o),
         "teacher": learning.teacher(o),
         "reward_model": learning.reward_model(o),
         "rewards": learning.rewards(o),
-        "data": data.data(o),
-        "batch": data.batch(o),
-        "rollout": roles.rollout(o),
+        "data": sections.data(o),
+        "batch": sections.batch(o),
+        "rollout": sections.rollout(o),
         "algorithm": learning.algorithm(o),
-        "run": data.run(o),
+        "run": sections.run(o),
     }
     old = o.given(*OLD_NAMES)
     about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
 from plimsoll_convert.settings import Keys, Options, Sourced, Value, or_none
-from plimsoll_convert.trl.data import learned_tokens, mini_batches, updates
-from plimsoll_convert.trl.roles import frozen_stage
+from plimsoll_convert.trl.sections import frozen_stage, learned_tokens, mini_batches, updates
 
 _AGGREGATIONS = {
     **dict.fromkeys(("grpo", "sapo"), "sequences"),

@@ -26,7 +26,7 @@ from plimsoll_convert.settings import (
     read_settings,
     settings_of,
 )
-from plimsoll_convert.verl import data, find_command, learning, roles
+from plimsoll_convert.verl import find_command, learning, sections
 from plimsoll_convert.verl.settings import FAMILIES, FSDP_SFT, SETTINGS
 from plimsoll_convert.writer import Converted, write_config
 
@@ -147,20 +147,20 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
         SettingsConflict: Settings cannot work together.
     """
     o = _read_options(launch, cards)
-    rollout, reward_model = roles.rollout(o), learning.reward_model(o)
+    rollout, reward_model = sections.rollout(o), learning.reward_model(o)
     run: Keys = {
-        "cluster": roles.machines(o, has_reward_model=reward_model is not None),
-        "actor": roles.actor(o),
-        "critic": roles.critic(o),
-        "reference": roles.reference(o),
+        "cluster": sections.machines(o, has_reward_model=reward_model is not None),
+        "actor": sections.actor(o),
+        "critic": sections.critic(o),
+        "reference": sections.reference(o),
         "reward_model": reward_model,
         "rewards": learning.rewards(o),
-        "data": data.data(o),
-        "batch": data.batch(o),
+        "data": sections.data(o),
+        "batch": sections.batch(o),
         "rollout": rollout,
-        "eval_sampling": data.eval_sampling(o) if o.rl else None,
+        "eval_sampling": sections.eval_sampling(o) if o.rl else None,
         "algorithm": learning.algorithm(o),
-        "run": data.run(o),
+        "run": sections.run(o),
     }
     is_old = launch.program == _OLD_PROGRAM
     about = f"verl {'before ' if is_old else ''}{_VERSION}, {launch.program}"

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
 from plimsoll_convert.settings import Keys, Options, Sourced, Value, not_negative, or_none
-from plimsoll_convert.verl.data import RESPONSE, files, mini_batches
-from plimsoll_convert.verl.roles import kl_in_reward
+from plimsoll_convert.verl.sections import RESPONSE, files, kl_in_reward, mini_batches
 
 _ESTIMATORS = {
     "gae": "gae",

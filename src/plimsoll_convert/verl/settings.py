@@ -115,17 +115,17 @@ FAMILIES: tuple[tuple[tuple[str, ...], Absence], ...] = (
 """Families of settings: (prefixes of names, reason why these settings have no counterpart)."""
 
 
-def _under(prefix: str, names: str | Mapping[str, object], reader: ValueReader, default: object = None, of: str = _PPO, *, older: str = "", empty: bool = False, convert: Convert = unchanged) -> tuple[Setting, ...]:
-    """Return settings of one section. `older` has their earlier sections or names."""
+def _under(prefix: str, names: str | Mapping[str, object], reader: ValueReader, default: object = None, of: str = _PPO, *, empty: bool = False, convert: Convert = unchanged) -> tuple[Setting, ...]:
+    """Return settings of one section."""
     by_name = dict.fromkeys(names.split(), default) if isinstance(names, str) else names
     full = {f"{prefix}.{name}": value for name, value in by_name.items()}
-    return settings(full, of, reader, older=older, empty=empty, convert=convert)
+    return settings(full, of, reader, empty=empty, convert=convert)
 
 
 def _role(of: str, model: str, optim: str, engine: str, role: str, rate: float, older: str = "") -> tuple[Setting, ...]:
     """Return the settings of a role that learns. `older` is the engine section's earlier name."""
     return (
-        *_under(model, "path", TEXT, "~/models/deepseek-llm-7b-chat", of, older=f"{model}.partial_pretrain"),
+        *_under(model, f"path|{model}.partial_pretrain", TEXT, "~/models/deepseek-llm-7b-chat", of),
         *_under(model, {f"trust_remote_code:{role}.model.trust_remote_code": False, f"enable_activation_offload:{role}.model.activation_offload=cpu": False, f"enable_gradient_checkpointing:{role}.model.gradient_checkpointing": True}, BOOL, of=of),
         *_under(model, f"lora_rank:{role}.adapter.rank", WHOLE, 0, of),
         *_under(model, f"lora_alpha:{role}.adapter.alpha", WHOLE, 16, of, convert=float),
@@ -133,10 +133,10 @@ def _role(of: str, model: str, optim: str, engine: str, role: str, rate: float, 
         *_under(model, "custom_chat_template", TEXT, None, of),
         *_under(optim, {f"lr:{role}.optimizer.learning_rate": rate, f"weight_decay:{role}.optimizer.weight_decay": 0.01, "min_lr_ratio": None}, NUMBER, of=of),
         *_under(optim, f"betas:{role}.optimizer.beta1[0]+{role}.optimizer.beta2[1]", PAIR, (0.9, 0.999), of),
-        *_under(optim, f"clip_grad:{role}.optimizer.max_grad_norm", NUMBER, 1.0, of, older=optim.replace("optim", "grad_clip")),
+        *_under(optim, f"clip_grad|{optim.replace('optim', 'grad_clip')}:{role}.optimizer.max_grad_norm", NUMBER, 1.0, of),
         *_under(optim, "lr_scheduler_type warmup_style lr_scheduler lr_decay_style", TEXT, None, of),
         *_under(optim, "lr_warmup_steps", WHOLE, -1, of, empty=True),
-        *_under(optim, "lr_warmup_steps_ratio", NUMBER, 0.0, of, empty=True, older=f"{optim}.warmup_steps_ratio"),
+        *_under(optim, f"lr_warmup_steps_ratio|{optim}.warmup_steps_ratio", NUMBER, 0.0, of, empty=True),
         *_under(optim, "optimizer", TEXT, "AdamW", of),
         *_engine(of, engine, older),
     )
@@ -157,10 +157,8 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("data.train_max_samples data.val_max_samples", _ALL, WHOLE, -1),
     *settings("data.prompt_key", _ALL, TEXT, "prompt", sft=None),
     *settings("data.reward_fn_key", _PPO, TEXT, "data_source"),
-    *settings("data.messages_key", _SFT, TEXT, "messages", older="data.multiturn.messages_key"),
-    *settings("data.response_key", _SFT, TEXT),
+    *settings({"data.messages_key|data.multiturn.messages_key": "messages", "data.response_key": None, "data.tools_key|data.multiturn.tools_key": "tools"}, _SFT, TEXT),
     *settings("data.prompt_dict_keys data.response_dict_keys", _SFT, WORDS),
-    *settings("data.tools_key", _SFT, TEXT, "tools", older="data.multiturn.tools_key"),
     *settings({"data.max_prompt_length:data.max_tokens": 512, "data.max_response_length:rollout.sampling.max_new_tokens+eval_sampling.max_new_tokens": 512, "data.gen_batch_size": None}, _PPO, COUNT),
     *settings({"data.max_length:data.max_tokens": 1024, "data.micro_batch_size_per_gpu": 4, "data.micro_batch_size": None, "data.max_token_len_per_gpu": 8192}, _SFT, COUNT),
     *settings("data.truncation", _ALL, one_of("error", "left", "right", "middle"), "error"),
@@ -188,49 +186,42 @@ SETTINGS: tuple[Setting, ...] = (
     *settings({"trainer.save_freq": -1, "trainer.test_freq": -1, "trainer.default_local_dir": None}, _ALL, TEXT),
     *settings("trainer.project_name", _ALL, TEXT, "verl_examples", sft="gsm8k-sft"),
     *settings("trainer.experiment_name", _ALL, TEXT, "gsm8k", sft="test"),
-    *settings("trainer.max_actor_ckpt_to_keep", _ALL, WHOLE, older="trainer.max_ckpt_to_keep"),
+    *settings("trainer.max_actor_ckpt_to_keep|trainer.max_ckpt_to_keep", _ALL, WHOLE),
     *settings("trainer.resume_mode", _ALL, one_of(AUTO, "disable", "resume_path"), AUTO),
     *settings("trainer.logger", _ALL, WORDS, ("console", "wandb")),
     *settings("trainer.seed:run.seed", _SFT, WHOLE, 1),
     # engines
     *_under(_ROLLOUT, {"name": "vllm", "dtype": "bfloat16"}, TEXT),
-    *_under(_ROLLOUT, {"tensor_model_parallel_size:rollout.vllm.tensor_parallel": 2, "pipeline_model_parallel_size:rollout.vllm.pipeline_parallel": 1, "max_num_seqs": 256}, COUNT),
-    *_under(_ROLLOUT, {"max_num_batched_tokens": None, "val_kwargs.n": 1}, COUNT),
-    *_under(_ROLLOUT, {"gpu_memory_utilization:rollout.vllm.memory_share": 0.5, "temperature:rollout.sampling.temperature": 1.0, "top_p:rollout.sampling.top_p": 1.0}, NUMBER),
-    *_under(_ROLLOUT, {"val_kwargs.top_p:eval_sampling.top_p": 1.0, "val_kwargs.temperature": 0.0}, NUMBER),
+    *_under(_ROLLOUT, {"tensor_model_parallel_size:rollout.vllm.tensor_parallel": 2, "pipeline_model_parallel_size:rollout.vllm.pipeline_parallel": 1, "max_num_seqs": 256, "max_num_batched_tokens": None}, COUNT),
+    *_under(_ROLLOUT, "val_kwargs.n", COUNT, 1),
+    *_under(_ROLLOUT, {"gpu_memory_utilization:rollout.vllm.memory_share": 0.5, "temperature:rollout.sampling.temperature": 1.0, "top_p:rollout.sampling.top_p": 1.0, "val_kwargs.top_p:eval_sampling.top_p": 1.0}, NUMBER),
+    *_under(_ROLLOUT, "val_kwargs.temperature", NUMBER, 0.0),
     *_under(_ROLLOUT, {"free_cache_engine": True, "enforce_eager": None, "val_kwargs.do_sample": False}, BOOL),
     *_under(_ROLLOUT, "top_k:rollout.sampling.top_k val_kwargs.top_k:eval_sampling.top_k", WHOLE, -1, convert=not_negative),
     # algorithm
-    *settings({"algorithm.adv_estimator": "gae", "algorithm.kl_penalty": "kl", "algorithm.rollout_correction.rollout_is": None}, _PPO, TEXT),
-    *settings("algorithm.rollout_correction.rollout_is_threshold", _PPO, TEXT, "2.0"),
+    *settings({"algorithm.adv_estimator": "gae", "algorithm.kl_penalty": "kl", "algorithm.rollout_correction.rollout_is": None, "algorithm.rollout_correction.rollout_is_threshold": "2.0"}, _PPO, TEXT),
     *settings({"algorithm.gamma": 1.0, "algorithm.lam": 1.0, "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_ctrl.target_kl": 0.1}, _PPO, NUMBER),
     *settings({"algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_in_reward": False, "algorithm.rollout_correction.bypass_mode": False}, _PPO, BOOL),
     *settings("algorithm.kl_ctrl.type", _PPO, one_of("fixed", "adaptive"), "fixed"),
     *settings("algorithm.kl_ctrl.horizon", _PPO, COUNT, 10000),
     *_under(_ACTOR, "use_kl_loss", BOOL, False),
-    *_under(_ACTOR, {"kl_loss_coef": 0.001, "entropy_coeff:algorithm.entropy_bonus": 0.0, "clip_ratio": 0.2, "tis_imp_ratio_cap": None}, NUMBER),
+    *_under(_ACTOR, {"kl_loss_coef": 0.001, "entropy_coeff:algorithm.entropy_bonus": 0.0, "clip_ratio": 0.2, "tis_imp_ratio_cap": None, f"tau_pos|{_ACTOR}.policy_loss.tau_pos": 1.0}, NUMBER),
+    *_under(_ACTOR, f"tau_neg|{_ACTOR}.policy_loss.tau_neg", NUMBER, 1.05),
     *_under(_ACTOR, {"kl_loss_type": "low_var_kl", "policy_loss.loss_mode": "vanilla", "loss_agg_mode": "token-mean"}, TEXT),
     *_under(_ACTOR, "clip_ratio_low clip_ratio_high", NUMBER, 0.2, empty=True),
     *_under(_ACTOR, "clip_ratio_c", NUMBER, 3.0, empty=True),
-    *_under(_ACTOR, "tau_pos", NUMBER, 1.0, older=f"{_ACTOR}.policy_loss.tau_pos"),
-    *_under(_ACTOR, "tau_neg", NUMBER, 1.05, older=f"{_ACTOR}.policy_loss.tau_neg"),
     *_under(_ACTOR, "loss_scale_factor", COUNT),
     *settings("critic.cliprange_value", _PPO, NUMBER, 0.5, empty=True),
     *settings("trainer.critic_warmup", _PPO, WHOLE, 0),
     # rewards
-    *settings("reward.custom_reward_function.path", _PPO, TEXT, older="custom_reward_function.path"),
-    *settings("reward.custom_reward_function.name", _PPO, TEXT, "compute_score", older="custom_reward_function.name"),
-    *settings("reward.reward_manager.name", _PPO, TEXT, "naive", older="reward_model.reward_manager"),
-    *settings("reward.reward_model.enable", _PPO, BOOL, False, older="reward_model.enable"),
-    *settings("reward.reward_model.enable_resource_pool", _PPO, BOOL, False, older="reward_model.enable_resource_pool"),
-    *settings("reward.reward_model.n_gpus_per_node", _PPO, WHOLE, 8, older="reward_model.n_gpus_per_node"),
-    *settings("reward.reward_model.nnodes", _PPO, WHOLE, 0, older="reward_model.nnodes"),
-    *settings("reward.reward_model.model_path", _PPO, TEXT, older="reward_model.model.path reward.reward_model.model.path"),
-    *settings("reward_model.model.trust_remote_code", _PPO, BOOL),
-    *settings("reward.reward_kwargs.overlong_buffer_cfg.enable", _PPO, BOOL, False, older="reward_model.reward_kwargs.overlong_buffer_cfg.enable reward_model.overlong_buffer.enable"),
-    *settings("reward.reward_kwargs.overlong_buffer_cfg.len", _PPO, COUNT, older="reward_model.reward_kwargs.overlong_buffer_cfg.len reward_model.overlong_buffer.len"),
-    *settings("reward.reward_kwargs.overlong_buffer_cfg.penalty_factor", _PPO, NUMBER, 1.0, older="reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor reward_model.overlong_buffer.penalty_factor"),
-    *settings("reward.reward_kwargs.max_resp_len", _PPO, COUNT, older="reward_model.reward_kwargs.max_resp_len"),
+    *settings({"reward.custom_reward_function.path|custom_reward_function.path": None, "reward.custom_reward_function.name|custom_reward_function.name": "compute_score"}, _PPO, TEXT),
+    *settings({"reward.reward_manager.name|reward_model.reward_manager": "naive", "reward.reward_model.model_path|reward_model.model.path|reward.reward_model.model.path": None}, _PPO, TEXT),
+    *settings({"reward.reward_model.enable|reward_model.enable": False, "reward.reward_model.enable_resource_pool|reward_model.enable_resource_pool": False, "reward_model.model.trust_remote_code": None}, _PPO, BOOL),
+    *settings("reward.reward_kwargs.overlong_buffer_cfg.enable|reward_model.reward_kwargs.overlong_buffer_cfg.enable|reward_model.overlong_buffer.enable", _PPO, BOOL, False),
+    *settings({"reward.reward_model.n_gpus_per_node|reward_model.n_gpus_per_node": 8, "reward.reward_model.nnodes|reward_model.nnodes": 0}, _PPO, WHOLE),
+    *settings("reward.reward_kwargs.overlong_buffer_cfg.len|reward_model.reward_kwargs.overlong_buffer_cfg.len|reward_model.overlong_buffer.len", _PPO, COUNT),
+    *settings("reward.reward_kwargs.max_resp_len|reward_model.reward_kwargs.max_resp_len", _PPO, COUNT),
+    *settings("reward.reward_kwargs.overlong_buffer_cfg.penalty_factor|reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor|reward_model.overlong_buffer.penalty_factor", _PPO, NUMBER, 1.0),
     *_ABSENT,
 )
 
