@@ -56,9 +56,10 @@ def _convert_from(system: str, words: list[str]) -> None:
     options = _parser(trainer).parse_args(words[:at])
     launch = _launch(trainer, options, words[at + 1 :])
 
-    from plimsoll.machine.hardware import parse_cluster
+    from plimsoll.machine.hardware import find_machine, parse_cluster
+    from plimsoll.run.counting import plural
     from plimsoll.run.files import write_whole
-    from plimsoll_convert.writer import config_text, table_text
+    from plimsoll_convert.writer import cards_of_machine, config_text, table_text
 
     cards = None
     if options.cluster is not None:
@@ -70,7 +71,13 @@ def _convert_from(system: str, words: list[str]) -> None:
     converted: Converted = convert(launch, cards=cards, **version)
     planned = options.plan or options.suggest
     if planned and options.cluster is None:
-        _check_cards_here(converted)
+        needed, here = cards_of_machine(converted), len(find_machine().cards)
+        if here < needed:
+            raise ConfigError(
+                f"A plan needs --cluster here: the command takes {plural(needed, 'card')} of each "
+                f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
+                f"machines, such as --cluster {needed}xA100-80GB."
+            )
     text = config_text(converted)
     job, out = converted.job, options.out
     if out is not None:
@@ -82,21 +89,6 @@ def _convert_from(system: str, words: list[str]) -> None:
     say(f"{table_text(converted)}\n\n{remark}")
     if planned:
         _plan(text, options)
-
-
-def _check_cards_here(converted: Converted) -> None:
-    """Raise ConfigError if this machine has fewer cards than the converted command uses."""
-    from plimsoll.machine.hardware import find_machine
-    from plimsoll.run.counting import plural
-    from plimsoll_convert.writer import cards_of_machine
-
-    needed, here = cards_of_machine(converted), len(find_machine().cards)
-    if here < needed:
-        raise ConfigError(
-            f"A plan needs --cluster here: the command takes {plural(needed, 'card')} of each "
-            f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
-            f"machines, such as --cluster {needed}xA100-80GB."
-        )
 
 
 def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Launch:

@@ -162,12 +162,12 @@ def ray_head(o: Options, machines: int) -> Value:
     return Sourced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
 
 
-def sleep_level(o: Options, flag: str) -> Value:
-    """Return vLLM's sleep level: 2 (free all memory) if the flag is on, else 0; None without it.
+def sleep_level(sleeps: bool) -> int:
+    """Return vLLM's sleep level: 2 (free all memory) if engines sleep, else 0.
 
     Level 2 is possible because each sync brings all weights.
     """
-    return o.take(flag, lambda on: 2 if on else 0)
+    return 2 if sleeps else 0
 
 
 def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:

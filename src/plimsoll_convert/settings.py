@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -481,9 +480,3 @@ def read_settings(
     refuse(problems)
     names = {setting.id: name for name, setting in settings.items()}
     return Options(command, launch, values, texts, names, by_id, tuple(remarks), **facts)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return text that asks `did you mean` one of the known names; "" if none is similar."""
-    close = difflib.get_close_matches(name, known, n=2)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

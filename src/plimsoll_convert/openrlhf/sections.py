@@ -81,12 +81,9 @@ def rollout(o: Options) -> Keys:
             "placement": Sourced("shared", note="it samples on the ranks' cards"),
         }
     if _shares_cards(o):
-        placement = o.trace("shared", "colocate_all_models")
-        return {
-            "vllm.sleep_level": rules.sleep_level(o, "vllm_enable_sleep"),
-            "placement": placement,
-        }
-    return {"placement": Sourced("own", note="engines have cards of their own")}
+        return {"placement": o.trace("shared", "colocate_all_models")}
+    apart = Sourced("own", note="engines have cards of their own")
+    return {"vllm.sleep_level": None, "placement": apart}
 
 
 def trained_role(o: Options, role: str) -> Keys:

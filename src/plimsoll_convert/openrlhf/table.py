@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
 from plimsoll_convert.openrlhf import FIRST, LAST, Version, parse_version
-from plimsoll_convert.rules import adapter_targets
+from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOUNDS,
     COUNT,
@@ -314,7 +314,8 @@ _BATCHES = (
 
 _ENGINES = (
     *_group("reward"),
-    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all colocate_critic_reward=train.colocate_critic_reward vllm_enable_sleep=vllm.enable_sleep deepspeed_enable_sleep=ds.enable_sleep"),
+    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all colocate_critic_reward=train.colocate_critic_reward deepspeed_enable_sleep=ds.enable_sleep"),
+    *flags("ppo", SWITCH, "vllm_enable_sleep=vllm.enable_sleep>rollout.vllm.sleep_level", convert=sleep_level),
     *flags("ppo", SWITCH, "enforce_eager=vllm.enforce_eager>rollout.vllm.arguments.enforce_eager", convert=or_none),
     *flags("ppo", WHOLE, "vllm_num_engines=vllm.num_engines>rollout.engines", convert=or_none),
     *flags("ppo", COUNT, "vllm_tensor_parallel_size=vllm.tensor_parallel_size>rollout.vllm.tensor_parallel", 1),

@@ -5,6 +5,7 @@ The command line, TRL's YAML file, and the config files of accelerate and DeepSp
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,6 @@ from plimsoll_convert.settings import (
     Typed,
     by_name,
     join_words,
-    nearest,
     read_settings,
     settings_of,
     split_flags,
@@ -97,7 +97,9 @@ def _assignment(command: str, given: str, words: tuple[str, ...]) -> Assignment 
     why = f"trl {command} of TRL 1.16 has no such setting"
     if others := [c for c in COMMANDS if given in _known(c)]:
         return Remark("unknown", text, f"{why}; trl {' and '.join(others)} has")
-    return Remark("unknown", text, why + nearest(name, [f"--{full}" for full in known]))
+    close = difflib.get_close_matches(name, [f"--{full}" for full in known], n=2)
+    near = f"; did you mean {' or '.join(close)}?" if close else ""
+    return Remark("unknown", text, why + near)
 
 
 def _files(given: Mapping[str, tuple[str, ...]], notes: list[Remark]) -> Iterator[Typed]:
@@ -209,6 +211,7 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
         "data": sections.data(o),
         "batch": sections.batch(o),
         "rollout": sections.rollout(o),
+        "eval_sampling": {} if o["eval_strategy"] != "no" else None,
         "algorithm": learning.algorithm(o),
         "run": sections.run(o),
     }

@@ -216,11 +216,10 @@ def rollout(o: Options) -> Keys | None:
     """
     if not o.rl:
         return None
-    evaluates: Keys = {} if o["eval_strategy"] != "no" else {"/eval_sampling": None}
     if not o["use_vllm"]:
         engine = o.trace({}, "use_vllm")
         placement = o.trace("shared", "use_vllm")
-        return {"vllm": None, "transformers": engine, "placement": placement, **evaluates}
+        return {"vllm": None, "transformers": engine, "placement": placement}
     if o["vllm_mode"] == "server":
         why = "the server's cards are engines of Plimsoll's: set rollout.engines and "
         why += "rollout.vllm.tensor_parallel as it was started"
@@ -228,15 +227,12 @@ def rollout(o: Options) -> Keys | None:
             "vllm": o.trace({}, "use_vllm"),
             "placement": o.trace("own", "vllm_mode"),
             "engines": rules.to_check(why),
-            **evaluates,
         }
     flag, number = "vllm_tensor_parallel_size", processes(o)
     note = f"{number} processes / {o[flag]}"
     return {
-        "vllm.sleep_level": rules.sleep_level(o, "vllm_enable_sleep_mode"),
         "placement": o.trace("shared", "vllm_mode", "use_vllm"),
         "engines": o.trace(max(1, number // o[flag]), flag, note=note),
-        **evaluates,
     }
 
 

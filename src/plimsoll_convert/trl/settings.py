@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.rules import adapter_targets
+from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOOL,
     COUNT,
@@ -166,7 +166,8 @@ SETTINGS: tuple[Setting, ...] = (
     *settings({"temperature:rollout.sampling.temperature+eval_sampling.temperature": 1.0, "top_p:rollout.sampling.top_p": 1.0, "min_p:rollout.sampling.min_p": None}, _RL, NUMBER),
     *settings("vllm_gpu_memory_utilization:rollout.vllm.memory_share", _RL, NUMBER, 0.3),
     *settings("top_k:rollout.sampling.top_k", _RL, WHOLE, 0, convert=not_negative),
-    *settings("use_vllm vllm_enable_sleep_mode", _RL, BOOL, False),
+    *settings("use_vllm", _RL, BOOL, False),
+    *settings("vllm_enable_sleep_mode:rollout.vllm.sleep_level", _RL, BOOL, False, convert=sleep_level),
     *settings("vllm_mode", _RL, one_of("colocate", "server"), "colocate"),
     # algorithm
     *settings("beta:algorithm.kl.coefficient", _RL, NUMBER, 0.0, rloo=0.05),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
-from plimsoll_convert.settings import Keys, Options, Sourced, Value, not_negative, or_none
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, not_negative
 from plimsoll_convert.verl.sections import RESPONSE, files, kl_in_reward, mini_batches
 
 _ESTIMATORS = {
@@ -218,10 +218,8 @@ def reward_model(o: Options) -> Keys | None:
     why = "a sequence classifier with one label scores; one that answers in words is a `judge` of "
     why += "`rewards`"
     path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
-    trusted = o.take("reward_model.model.trust_remote_code", or_none)
     return {
         "role.model.path": path,
-        "role.model.trust_remote_code": trusted,
         "role.zero.stage": Sourced(3, note="divided as the others are"),
         "tokenizer": o.trace("own", flag, note="verl writes its chat template"),
     }

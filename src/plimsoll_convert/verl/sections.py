@@ -166,11 +166,10 @@ def rollout(o: Options) -> Keys | None:
     if not o.rl:
         return None
     name, width, dtype = rules.ids_of(_ROLLOUT, "name tensor_model_parallel_size dtype")
-    sequences = o.take(f"{_ROLLOUT}.max_num_seqs")
     if o[name] == "hf":
         return {
             "vllm": None,
-            "transformers.max_sequences": sequences,
+            "transformers.max_sequences": o.take(f"{_ROLLOUT}.max_num_seqs"),
             "placement": Sourced("shared", note="it samples on the ranks' cards"),
         }
     cards, across = cards_of(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
@@ -181,12 +180,8 @@ def rollout(o: Options) -> Keys | None:
         )
     left = f"{across} cards each: {cards % across} are left" if cards % across else ""
     note = f"{cards} cards / {across}"
-    given = o.given(f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.max_num_batched_tokens")
     computes = "float32" if str(o[dtype]) in rules.FULL else "bfloat16"
     return {
-        "vllm.sleep_level": rules.sleep_level(o, f"{_ROLLOUT}.free_cache_engine"),
-        "vllm.max_sequences": sequences,
-        "vllm.arguments": {id.rpartition(".")[2]: o.take(id) for id in given},
         "engines": o.trace(cards // across, width, note=note, check=left),
         "placement": Sourced("shared", note="verl's engines share the ranks' cards"),
         "dtype": o.trace_if(str(o[dtype]) not in rules.HALF_16, computes, dtype),

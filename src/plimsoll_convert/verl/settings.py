@@ -11,7 +11,7 @@ from dataclasses import replace
 from plimsoll.config.base import AUTO
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.rules import adapter_targets
+from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOOL,
     COUNT,
@@ -26,6 +26,7 @@ from plimsoll_convert.settings import (
     absent,
     not_negative,
     one_of,
+    or_none,
     settings,
     unchanged,
 )
@@ -192,11 +193,12 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("trainer.seed:run.seed", _SFT, WHOLE, 1),
     # engines
     *_under(_ROLLOUT, {"name": "vllm", "dtype": "bfloat16"}, TEXT),
-    *_under(_ROLLOUT, {"tensor_model_parallel_size:rollout.vllm.tensor_parallel": 2, "pipeline_model_parallel_size:rollout.vllm.pipeline_parallel": 1, "max_num_seqs": 256, "max_num_batched_tokens": None}, COUNT),
+    *_under(_ROLLOUT, {"tensor_model_parallel_size:rollout.vllm.tensor_parallel": 2, "pipeline_model_parallel_size:rollout.vllm.pipeline_parallel": 1, "max_num_seqs:rollout.vllm.max_sequences": 256, "max_num_batched_tokens:rollout.vllm.arguments.max_num_batched_tokens": None}, COUNT),
     *_under(_ROLLOUT, "val_kwargs.n", COUNT, 1),
     *_under(_ROLLOUT, {"gpu_memory_utilization:rollout.vllm.memory_share": 0.5, "temperature:rollout.sampling.temperature": 1.0, "top_p:rollout.sampling.top_p": 1.0, "val_kwargs.top_p:eval_sampling.top_p": 1.0}, NUMBER),
     *_under(_ROLLOUT, "val_kwargs.temperature", NUMBER, 0.0),
-    *_under(_ROLLOUT, {"free_cache_engine": True, "enforce_eager": None, "val_kwargs.do_sample": False}, BOOL),
+    *_under(_ROLLOUT, {"enforce_eager:rollout.vllm.arguments.enforce_eager": None, "val_kwargs.do_sample": False}, BOOL),
+    *_under(_ROLLOUT, "free_cache_engine:rollout.vllm.sleep_level", BOOL, True, convert=sleep_level),
     *_under(_ROLLOUT, "top_k:rollout.sampling.top_k val_kwargs.top_k:eval_sampling.top_k", WHOLE, -1, convert=not_negative),
     # algorithm
     *settings({"algorithm.adv_estimator": "gae", "algorithm.kl_penalty": "kl", "algorithm.rollout_correction.rollout_is": None, "algorithm.rollout_correction.rollout_is_threshold": "2.0"}, _PPO, TEXT),
@@ -214,9 +216,10 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("critic.cliprange_value", _PPO, NUMBER, 0.5, empty=True),
     *settings("trainer.critic_warmup", _PPO, WHOLE, 0),
     # rewards
+    *settings("reward_model.model.trust_remote_code:reward_model.role.model.trust_remote_code", _PPO, BOOL, convert=or_none),
     *settings({"reward.custom_reward_function.path|custom_reward_function.path": None, "reward.custom_reward_function.name|custom_reward_function.name": "compute_score"}, _PPO, TEXT),
     *settings({"reward.reward_manager.name|reward_model.reward_manager": "naive", "reward.reward_model.model_path|reward_model.model.path|reward.reward_model.model.path": None}, _PPO, TEXT),
-    *settings({"reward.reward_model.enable|reward_model.enable": False, "reward.reward_model.enable_resource_pool|reward_model.enable_resource_pool": False, "reward_model.model.trust_remote_code": None}, _PPO, BOOL),
+    *settings({"reward.reward_model.enable|reward_model.enable": False, "reward.reward_model.enable_resource_pool|reward_model.enable_resource_pool": False}, _PPO, BOOL),
     *settings("reward.reward_kwargs.overlong_buffer_cfg.enable|reward_model.reward_kwargs.overlong_buffer_cfg.enable|reward_model.overlong_buffer.enable", _PPO, BOOL, False),
     *settings({"reward.reward_model.n_gpus_per_node|reward_model.n_gpus_per_node": 8, "reward.reward_model.nnodes|reward_model.nnodes": 0}, _PPO, WHOLE),
     *settings("reward.reward_kwargs.overlong_buffer_cfg.len|reward_model.reward_kwargs.overlong_buffer_cfg.len|reward_model.overlong_buffer.len", _PPO, COUNT),
