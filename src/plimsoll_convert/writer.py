@@ -24,7 +24,7 @@ from plimsoll.config.yaml_tree import Path, Tree, write_value
 from plimsoll.jobs import JOBS
 from plimsoll.resolve.load import spec_of
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll_convert.absences import Absence, RemarkKind
+from plimsoll_convert.absences import RemarkKind
 from plimsoll_convert.settings import NO_VALUE, Keys, Options, Remark, Sourced, Value
 
 _UNUSED = "it changes nothing beside the other settings"
@@ -100,9 +100,19 @@ def write_config(job: str, run: Keys, o: Options, about: str, version_note: str 
         SettingsConflict: Settings cannot work together.
     """
     absent = {id: reason for id in o.typed if (reason := o.settings[id].absent) is not None}
-    refuse(_refusals(o, absent, about.partition(" ")[0]))
+    fix = f"leave it out, or train it with {about.partition(' ')[0]}"
+    problems: list[Problem] = []
+    for id, reason in absent.items():
+        if reason.refused and o[id] not in reason.harmless:
+            name, _, value = o.show(id).replace("=", " ", 1).partition(" ")
+            problems.append(invalid(name, value or None, f"Not supported: {reason.why}.", fix))
+    refuse(problems)
     rules = dict(_walk(run))
-    table = {k: v for k, v in o.table_keys().items() if not any(_is_below(k, r) for r in rules)}
+    table = {
+        key: value
+        for key, value in o.table_keys().items()
+        if not any(f"{key}.".startswith(f"{rule}.") for rule in rules)
+    }
     said = table | {key: value for key, value in rules.items() if isinstance(value, Sourced)}
     entries = {key: value for key, value in said.items() if value.value is not NO_VALUE}
     used = {id for entry in entries.values() for id in entry.settings}
@@ -140,20 +150,6 @@ def _walk(part: Keys, section: str = "") -> Iterator[tuple[str, Value | Remark]]
             yield key, inner
         else:
             yield from _walk(inner, key)
-
-
-def _is_below(key: str, section: str) -> bool:
-    """Return whether a key is the section itself or a key in it."""
-    return f"{key}.".startswith(f"{section}.")
-
-
-def _refusals(o: Options, absent: Mapping[str, Absence], trainer: str) -> Iterator[Problem]:
-    """Yield a problem for each given setting without which the run would differ."""
-    for id, reason in absent.items():
-        if reason.refused and o[id] not in reason.harmless:
-            name, _, value = o.show(id).replace("=", " ", 1).partition(" ")
-            fix = f"leave it out, or train it with {trainer}"
-            yield invalid(name, value or None, f"Not supported: {reason.why}.", fix)
 
 
 def _nest(entries: Mapping[str, Sourced]) -> dict[str, Any]:

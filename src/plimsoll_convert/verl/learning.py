@@ -242,7 +242,14 @@ def rewards(o: Options) -> Mapping[str, Keys]:
         }
         parts["score"] = {"name": o.trace("verl_function", _FUNCTION), "options": options}
     elif not o[_MODELLED]:
-        parts["score"] = _rule(o)
+        # `exact_match` after `####` if all files are GSM8K, else `math_answer`
+        note = "verl scores by data_source"
+        why = "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics "
+        why += "what is boxed, of programs their tests (`code` here)"
+        graded = all("gsm8k" in path.lower() for path in files(o, "data.train_files"))
+        rule = Sourced("exact_match" if graded else "math_answer", note=note, check=why)
+        marker = {"options.marker": Sourced("####", note=note)} if graded else {}
+        parts["score"] = {"name": rule, **marker}
     buffer = "reward.reward_kwargs.overlong_buffer_cfg"
     on, size, factor = rules.ids_of(buffer, "enable len penalty_factor")
     if o[on]:
@@ -256,19 +263,3 @@ def rewards(o: Options) -> Mapping[str, Keys]:
             "options.factor": o.take(factor),
         }
     return parts
-
-
-def _rule(o: Options) -> Keys:
-    """Return the reward that replaces verl's score by data source.
-
-    It is `exact_match` after `####` if all files are GSM8K, else `math_answer`.
-    """
-    note = "verl scores by data_source"
-    why = (
-        "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics what "
-    )
-    why += "is boxed, of programs their tests (`code` here)"
-    if all("gsm8k" in path.lower() for path in files(o, "data.train_files")):
-        marker = {"marker": Sourced("####", note=note)}
-        return {"name": Sourced("exact_match", note=note, check=why), "options": marker}
-    return {"name": Sourced("math_answer", note=note, check=why)}

@@ -101,11 +101,9 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
     note = "FSDP divides weights, gradients and states" if stage == 3 else "weights stay gathered"
     there = "" if o[policy] else "there they come to the cards for the step"
     why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
+    role = "critic" if sections == _OF_CRITIC else "actor"
     slow = "cluster.rank_sleep: all moves the weights of all roles to host memory while engines "
-    slow += (
-        f"sample; {'critic' if sections == _OF_CRITIC else 'actor'}.zero.parameter_offload: cpu "
-    )
-    slow += "keeps them there all the time, and is slow"
+    slow += f"sample; {role}.zero.parameter_offload: cpu keeps them there all the time, and is slow"
     return {
         "model.path": path,
         "model.dtype": o.trace_if(not computes_half, "bfloat16", dtype, note=masters),

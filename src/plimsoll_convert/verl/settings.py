@@ -193,11 +193,11 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("trainer.seed:run.seed", _SFT, WHOLE, 1),
     # engines
     *_under(_ROLLOUT, {"name": "vllm", "dtype": "bfloat16"}, TEXT),
+    *_under(_ROLLOUT, {"enforce_eager:rollout.vllm.arguments.enforce_eager": None, "val_kwargs.do_sample": False}, BOOL),
     *_under(_ROLLOUT, {"tensor_model_parallel_size:rollout.vllm.tensor_parallel": 2, "pipeline_model_parallel_size:rollout.vllm.pipeline_parallel": 1, "max_num_seqs:rollout.vllm.max_sequences": 256, "max_num_batched_tokens:rollout.vllm.arguments.max_num_batched_tokens": None}, COUNT),
     *_under(_ROLLOUT, "val_kwargs.n", COUNT, 1),
     *_under(_ROLLOUT, {"gpu_memory_utilization:rollout.vllm.memory_share": 0.5, "temperature:rollout.sampling.temperature": 1.0, "top_p:rollout.sampling.top_p": 1.0, "val_kwargs.top_p:eval_sampling.top_p": 1.0}, NUMBER),
     *_under(_ROLLOUT, "val_kwargs.temperature", NUMBER, 0.0),
-    *_under(_ROLLOUT, {"enforce_eager:rollout.vllm.arguments.enforce_eager": None, "val_kwargs.do_sample": False}, BOOL),
     *_under(_ROLLOUT, "free_cache_engine:rollout.vllm.sleep_level", BOOL, True, convert=sleep_level),
     *_under(_ROLLOUT, "top_k:rollout.sampling.top_k val_kwargs.top_k:eval_sampling.top_k", WHOLE, -1, convert=not_negative),
     # algorithm
