@@ -1,5 +1,5 @@
 """Write configs from the commands and scripts that start other trainers.
 
-Nothing is executed: commands and scripts are only parsed. Each trainer's package fills the records
-of `foreign`. `writer` turns the records into a config.
+No program of a script is started. Each trainer's package has a table of its settings, and rules for
+those that do more than rename a value. `writer` turns both into a config.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from os.path import expanduser
@@ -56,17 +56,28 @@ def _convert_from(system: str, words: list[str]) -> None:
     options = _parser(trainer).parse_args(words[:at])
     launch = _launch(trainer, options, words[at + 1 :])
 
-    from plimsoll.machine.hardware import parse_cluster
+    from plimsoll.machine.hardware import find_machine, parse_cluster
     from plimsoll.run.files import write_whole
-    from plimsoll_convert.output import config_text, table_text
+    from plimsoll.run.numbers import plural
+    from plimsoll_convert.writer import cards_of_machine, config_text, table_text
 
     cards = None
     if options.cluster is not None:
         cards = len(parse_cluster(options.cluster, 1, None).nodes[0].cards) or None
-    converted = trainer.convert(launch, options.version, cards)
+    version = {}
+    if options.version is not None:
+        version = {"version": trainer.read_version(options.version)}
+    convert = import_module(f"plimsoll_convert.{system}.convert").convert
+    converted: Converted = convert(launch, cards=cards, **version)
     planned = options.plan or options.suggest
     if planned and options.cluster is None:
-        _check_cards_here(converted)
+        needed, here = cards_of_machine(converted), len(find_machine().cards)
+        if here < needed:
+            raise ConfigError(
+                f"A plan needs --cluster here: the command takes {plural(needed, 'card')} of each "
+                f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
+                f"machines, such as --cluster {needed}xA100-80GB."
+            )
     text = config_text(converted)
     job, out = converted.job, options.out
     if out is not None:
@@ -78,21 +89,6 @@ def _convert_from(system: str, words: list[str]) -> None:
     say(f"{table_text(converted)}\n\n{remark}")
     if planned:
         _plan(text, options)
-
-
-def _check_cards_here(converted: Converted) -> None:
-    """Raise ConfigError if this machine has fewer cards than the converted command uses."""
-    from plimsoll.machine.hardware import find_machine
-    from plimsoll.run.numbers import plural
-    from plimsoll_convert.writer import cards_of_machine
-
-    needed, here = cards_of_machine(converted), len(find_machine().cards)
-    if here < needed:
-        raise ConfigError(
-            f"A plan needs --cluster here: the command takes {plural(needed, 'card')} of each "
-            f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
-            f"machines, such as --cluster {needed}xA100-80GB."
-        )
 
 
 def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Launch:
@@ -118,19 +114,20 @@ def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Lau
     if script is None:
         launches, where = find_launches(command, trainer.programs), "The command"
     else:
-        variables = {**trainer.variables, **_variables(options.set)}
+        variables = dict(trainer.variables)
+        for text in options.set:
+            name, equals, value = text.partition("=")
+            if not equals or not (name.isidentifier() or name.isdigit()):
+                raise ConfigError(f"--set {text!r} is no NAME=VALUE.")
+            variables[name] = value
         launches, where = script_launches(script, variables, trainer.programs), script
     if not launches:
         raise ConfigError(
             f"{where} starts no program of {trainer.name}'s: {trainer.missing}. What it sources or "
             "calls is not read: give that."
         )
-    return _choose(trainer, launches, where, options.command)
-
-
-def _choose(trainer: Trainer, launches: Sequence[Launch], where: str, number: int | None) -> Launch:
-    training = [launch for launch in launches if launch.program not in trainer.beside]
-    training = training or [*launches]
+    training = [launch for launch in launches if launch.program not in trainer.beside] or launches
+    number: int | None = options.command
     if number is not None and not 1 <= number <= len(training):
         raise ConfigError(f"--command {number}: {where} has 1 to {len(training)}.")
     if number is None and len(training) > 1:
@@ -142,16 +139,6 @@ def _choose(trainer: Trainer, launches: Sequence[Launch], where: str, number: in
             f"{listed}"
         )
     return training[(number or 1) - 1]
-
-
-def _variables(given: Sequence[str]) -> Mapping[str, str]:
-    variables = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not (name.isidentifier() or name.isdigit()):
-            raise ConfigError(f"--set {text!r} is no NAME=VALUE.")
-        variables[name] = value
-    return variables
 
 
 def _plan(text: str, options: Namespace) -> None:

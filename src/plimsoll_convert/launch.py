@@ -1,7 +1,8 @@
 """Find the training program in a command or script, and read the words of its launcher.
 
 A launcher is a program such as `deepspeed`, `torchrun` or `ray job submit`. Its words may give the
-numbers of machines and cards. To support another trainer, add a package with a TRAINER.
+numbers of machines and cards. To support another trainer, add a package with a TRAINER and a module
+`convert`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert.shell import Expanded, script_commands
-
-if TYPE_CHECKING:
-    from plimsoll_convert.writer import Converted
-
 
 _CARDS = ("--num_gpus", "--nproc_per_node", "--nproc-per-node", "--num_processes")
 _NODES = ("--num_nodes", "--nnodes", "--num_machines")
@@ -84,13 +80,9 @@ def script_launches(path: str, given: Mapping[str, str], programs: Programs) -> 
     Raises:
         ConfigError: The file cannot be read as a script.
     """
-    return [*_launches(script_commands(_script_text(path), path, given), programs)]
-
-
-def _script_text(path: str) -> str:
     file = Path(path)
     try:
-        return file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         names = [path.name for path in file.parent.glob("*.sh")] if file.parent.is_dir() else []
         close = difflib.get_close_matches(file.name, names, n=1)
@@ -102,6 +94,7 @@ def _script_text(path: str) -> str:
         raise ConfigError(f"{path} is not UTF-8 text: {error}. Give a shell script.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    return [*_launches(script_commands(text, path, given), programs)]
 
 
 def _launches(commands: Sequence[Expanded], programs: Programs) -> Iterator[Launch]:
@@ -167,8 +160,8 @@ class Trainer:
         example: An example of a command.
         programs: Finds the trainer's programs in a command.
         missing: The end of the message about a command without a program of the trainer.
-        convert: Converts a command, with a given version and the cards of a machine.
         versions: An example of `--version`; None if only one version is read.
+        read_version: Reads the text of `--version`.
         beside: Programs that a script may start in addition to the training program.
         variables: Shell variables of the trainer's scripts that --set need not give.
     """
@@ -178,8 +171,8 @@ class Trainer:
     example: str
     programs: Programs
     missing: str
-    convert: Callable[[Launch, str | None, int | None], Converted]
     versions: str | None = None
+    read_version: Callable[[str], object] = str
     beside: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 

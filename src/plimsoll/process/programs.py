@@ -277,8 +277,11 @@ def hold(runner: Runner, sums: Sums, has_folder: bool) -> None:
 
         The loop consumes what the kernel says of the processes, waits for the next look, is
         unblocked by time alone, and produces the end of the runner if the processes are too much.
-        It ends when the runner ends.
+        It ends when the runner ends. As root, whose number of processes the kernel does not limit,
+        it comes before them: they could else keep it from its turn until they fill the machine.
         """
+        with suppress(OSError):  # not everybody may
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         try:
             while not runner.has_ended() and _is_within(runner.pid, folder, sums):
                 time.sleep(1 / LOOKS_A_SECOND)

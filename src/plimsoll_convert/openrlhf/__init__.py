@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
 
-from plimsoll_convert.launch import Launch, Trainer, programs_of
+from plimsoll.errors import ConfigError
+from plimsoll_convert.launch import Trainer, programs_of
 
-if TYPE_CHECKING:
-    from plimsoll_convert.writer import Converted
+Version = tuple[int, int, int]
+
+RELEASES: tuple[Version, ...] = tuple(
+    (0, minor, patch)
+    for minor, patches in ((8, 12), (9, 11), (10, 5), (11, 3))
+    for patch in range(patches)
+)
+FIRST, LAST = RELEASES[0], RELEASES[-1]
 
 
-def _convert(launch: Launch, version: str | None, cards: int | None) -> Converted:
-    from plimsoll_convert.openrlhf.convert import convert
-    from plimsoll_convert.openrlhf.flag import given_version
+@cache
+def parse_version(text: str) -> Version:
+    """Return the version of a text such as `0.8.2`."""
+    major, minor, patch = (int(part) for part in text.split("."))
+    return major, minor, patch
 
-    return convert(launch, None if version is None else given_version(version), cards)
+
+def format_version(version: tuple[int, ...]) -> str:
+    """Return a version as `0.8.2`."""
+    return ".".join(map(str, version))
+
+
+def given_version(text: str) -> Version:
+    """Return the release that `--version` names; for `0.8` the last release of 0.8.
+
+    Raises:
+        ConfigError: There is no such release, or it cannot be converted.
+    """
+    plain = text.lower().removeprefix("v").partition(".post")[0]
+    releases = [v for v in RELEASES if f"{format_version(v)}.".startswith(f"{plain}.")]
+    if not releases:
+        raise ConfigError(
+            f"--version {text!r} is no release of OpenRLHF that is read: "
+            f"{format_version(FIRST)} to {format_version(LAST)}. Leave it out: the flags say it."
+        )
+    return releases[-1]
 
 
 TRAINER = Trainer(
@@ -23,7 +51,7 @@ TRAINER = Trainer(
     example="openrlhf.cli.train_sft --pretrain ...",
     programs=programs_of("openrlhf.cli"),
     missing="none of its words is openrlhf.cli.train_..., such as openrlhf.cli.train_ppo_ray",
-    convert=_convert,
     versions="0.8.2",
+    read_version=given_version,
     beside=("serve_rm", "batch_inference", "lora_combiner", "interactive_chat"),
 )

@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
-from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.problems import invalid
 from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.mapping import half_precision_remark
-from plimsoll_convert.openrlhf import data, learning, rewards, roles
-from plimsoll_convert.openrlhf.flag import (
-    COMMANDS,
+from plimsoll_convert.openrlhf import (
     FIRST,
     LAST,
     RELEASES,
     Version,
-    VersionedFlag,
     format_version,
+    learning,
+    sections,
 )
-from plimsoll_convert.openrlhf.table import FLAGS, REMOVED
-from plimsoll_convert.options import Assignment, Options, Remark, read_settings
-from plimsoll_convert.values import Keys, Setting, Typed, join_words, split_flags
+from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
+from plimsoll_convert.rules import leave_out_halves
+from plimsoll_convert.settings import (
+    Assignment,
+    Keys,
+    Options,
+    Remark,
+    Setting,
+    Typed,
+    Value,
+    join_words,
+    read_settings,
+    split_flags,
+)
 from plimsoll_convert.writer import Converted, differences, write_config
 
 _REFUSED = {
@@ -46,15 +55,9 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class Versions:
-    """The first and the last version that have all flags of a command.
-
-    If no version has all flags, these are the versions that have the most.
-    """
-
-    first: Version
-    last: Version
+Versions = tuple[Version, Version]
+"""The first and the last version that have all flags of a command; if no version has all flags, the
+versions that have the most."""
 
 
 def command_of_program(program: str) -> str:
@@ -91,43 +94,45 @@ def _read_options(
             cannot be read.
     """
     command = command_of_program(launch.program)
-    typed, stray = split_flags(launch.arguments)
-    versions = _find_versions(command, typed, version)
-    flags = _flags(command, versions.last)
+    typed, problems = split_flags(launch.arguments)
+    first, last = _find_versions(command, typed, version)
+    settings = {
+        f"--{name}": _setting(f, command, last) for name, f in _flags(command, last).items()
+    }
+    given: list[Assignment] = []
+    for name, words in typed:
+        flag, possible = _match(command, last, name)
+        if flag is not None:
+            text = join_words(f"--{name}", words)
+            given.append((_setting(flag, command, last), f"--{name}", words, text))
+            continue
+        value = MASK if is_secret(name) else shlex.join(words) or None
+        why, fix = _explain_unknown(command, (first, last), name, possible)
+        problems.append(invalid(f"--{name}", value, why, fix))
+    remedy = "give another value, or leave the flag out"
     o = read_settings(
         command,
         launch,
-        {f"--{name}": _setting(flag, command, versions.last) for name, flag in flags.items()},
-        list(_assignments(command, versions.last, typed)),
-        "give another value, or leave the flag out",
-        [*stray, *_unknown(command, typed, versions)],
-    )
-    options = replace(
-        o,
-        remarks=(),  # its parser, too, takes the last of repeated flags in silence
+        settings,
+        given,
+        remedy,
+        problems,
         cards=cards,
-        version=versions.last,
+        version=last,
         rl=command == "ppo",
         pairs=command in ("rm", "dpo"),
-        has_critic=o["advantage_estimator"] == "gae",
+        critic_if="advantage_estimator",
     )
-    return options, versions
+    # its parser, too, takes the last of repeated flags in silence
+    return replace(o, remarks=()), (first, last)
 
 
 def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
     """Return the setting that a flag is in one command and version."""
     value = flag.default(command, version)
     default = bool(value) if flag.reader.kind is bool else value
-    return Setting(flag.id, (command,), flag.reader, lambda _: default, absent=flag.absent)
-
-
-def _assignments(command: str, version: Version, typed: Sequence[Typed]) -> Iterator[Assignment]:
-    for option in typed:
-        flag, _ = _match(command, version, option.name)
-        if flag is not None:
-            name, words = f"--{option.name}", option.words
-            text = join_words(name, words)
-            yield Assignment(name, words, text, _setting(flag, command, version))
+    rest = (flag.absent, flag.keys, flag.convert)
+    return Setting(flag.id, (command,), flag.reader, default, *rest)
 
 
 @cache
@@ -152,28 +157,19 @@ def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | N
     return (flags[begun[0]] if len(begun) == 1 else None), begun
 
 
-def _unknown(command: str, typed: Sequence[Typed], versions: Versions) -> Iterator[Problem]:
-    """Yield a problem for each typed flag that the version does not have."""
-    for option in typed:
-        flag, possible = _match(command, versions.last, option.name)
-        if flag is None:
-            value = MASK if is_secret(option.name) else shlex.join(option.words) or None
-            why, fix = _explain_unknown(command, versions, option.name, possible)
-            yield invalid(f"--{option.name}", value, why, fix)
-
-
 def _explain_unknown(
     command: str, versions: Versions, name: str, possible: Sequence[str]
 ) -> tuple[str, str]:
     """Return (reason, remedy) for a name that is no flag."""
-    flags = _flags(command, versions.last)
+    first, newest = versions
+    flags = _flags(command, newest)
     close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
     fix = f"did you mean {' or '.join(f'--{near}' for near in close)}?" if close else "leave it out"
     if possible:
         return f"It may be {' or '.join(f'--{whole}' for whole in possible[:4])}.", fix
     program = COMMANDS[command]
     exist = [v for v in RELEASES if _match(command, v, name)[0] is not None]
-    if name in REMOVED and (not exist or exist[-1] < versions.last):
+    if name in REMOVED and (not exist or exist[-1] < newest):
         since, successor = REMOVED[name]
         now = next((n for n, flag in flags.items() if flag.id == successor), successor)
         if not now:
@@ -181,11 +177,10 @@ def _explain_unknown(
         return f"It was removed in {since}; its successor is --{now}.", f"write --{now}"
     if exist:
         what = f"{program} has it from {format_version(exist[0])} to {format_version(exist[-1])}"
-        last = format_version(versions.last)
-        if versions.first == versions.last:
+        last = format_version(newest)
+        if first == newest:
             return f"{what}, and this is {last}.", fix
-        between = f"{format_version(versions.first)} to {last}"
-        return f"{what}, and the other flags are those of {between}.", fix
+        return f"{what}, and the other flags are those of {format_version(first)} to {last}.", fix
     also = [COMMANDS[c] for c in COMMANDS if any(name in _flags(c, v) for v in RELEASES)]
     releases = f"{format_version(FIRST)} to {format_version(LAST)}"
     why = f"No {program} of OpenRLHF {releases} has it"
@@ -201,12 +196,10 @@ def _find_versions(command: str, typed: Sequence[Typed], version: Version | None
                 f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}: it is in "
                 f"{format_version(exist[0])} to {format_version(exist[-1])}."
             )
-        return Versions(version, version)
-    counts = {
-        v: sum(_match(command, v, option.name)[0] is not None for option in typed) for v in exist
-    }
+        return version, version
+    counts = {v: sum(_match(command, v, name)[0] is not None for name, _ in typed) for v in exist}
     fitting = [v for v in exist if counts[v] == max(counts.values())]
-    return Versions(fitting[0], fitting[-1])
+    return fitting[0], fitting[-1]
 
 
 _WITH_DEFAULTS = ("reward_clip_range", learning.CORRECTION_FLAGS[-1])
@@ -225,70 +218,53 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
         ConfigError: Flags cannot be read, Plimsoll cannot do what they say, or the config is wrong.
         SettingsConflict: Settings cannot work together.
     """
-    options, versions = _read_options(launch, version, cards)
-    converted = _convert(options, versions)
-    if versions.first == versions.last:
+    options, (first, last) = _read_options(launch, version, cards)
+    converted = _convert(options)
+    if first == last:
         return converted
-    first, last = format_version(versions.first), format_version(versions.last)
-    note = f"The flags are those of {first} to {last}. "
-    return replace(converted, version_note=note + _changes(converted, launch, versions, cards))
-
-
-def _changes(converted: Converted, launch: Launch, versions: Versions, cards: int | None) -> str:
-    """Return a sentence on how the command's meaning differs in the first version of `versions`."""
-    first = format_version(versions.first)
+    since = format_version(first)
     try:
-        older = _convert(*_read_options(launch, versions.first, cards))
+        older = _convert(_read_options(launch, first, cards)[0])
+        changed = [f"{k}: {write_value(v)}" for k, v in differences(converted, older).items()]
+        how = f"--version {since} would mean {', '.join(changed)}."
+        note = how if changed else "They mean the same in all of them."
     except PlimsollError:
-        return f"As one of {first} it is refused: --version says which it is."
-    changed = [f"{k}: {write_value(v)}" for k, v in differences(converted, older).items()]
-    if not changed:
-        return "They mean the same in all of them."
-    return f"--version {first} would mean {', '.join(changed)}."
+        note = f"As one of {since} it is refused: --version says which it is."
+    span = f"The flags are those of {since} to {format_version(last)}."
+    return replace(converted, version_note=f"{span} {note}")
 
 
-def _convert(o: Options, versions: Versions) -> Converted:
+def _convert(o: Options) -> Converted:
+    """Return the config of a command in the version of its options."""
     if o["pretrain"] is None:
         raise ConfigError(f"{o.names['pretrain']} is needed: the model to train.")
-    about = f"OpenRLHF {format_version(versions.last)}, {COMMANDS[o.command]}"
-    return write_config(learning.job(o), _run(o), o, _remarks(o), about)
-
-
-def _run(o: Options) -> Keys:
-    models = rewards.reward_models(o)
+    models = learning.reward_models(o)
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
-    sampling = {"temperature": o.take("temperature"), "max_new_tokens": data.response_length(o)}
-    return {
-        "cluster": roles.machines(o, len(models)),
-        "actor": roles.trained_role(o, "actor", o.take("pretrain")),
-        "critic": roles.critic(o),
-        "reference": roles.reference(o),
-        "teacher": roles.teacher(o),
+    averaged = o.trace_if(o["enable_ema"], o["ema_beta"], "ema_beta", "enable_ema")
+    run: dict[str, Keys | Value | Remark] = {
+        "cluster": sections.machines(o, len(models)),
+        "actor": {**sections.trained_role(o, "actor"), "ema.decay": averaged},
+        "critic": sections.critic(o),
+        "reference": sections.reference(o),
+        "teacher": sections.teacher(o),
         "reward_model": models[0] if len(models) == 1 else None,
         "reward_models": several if len(models) > 1 else {},
-        "rewards": rewards.rewards(o),
-        "environments": rewards.agents(o),
-        "data": data.data(o),
-        "batch": data.batch(o),
-        "rollout": {
-            **roles.rollout(o),
-            "sampling": sampling,
-            "/eval_sampling": data.eval_sampling(o),
-        }
-        if o.rl
-        else None,
+        "rewards": learning.rewards(o),
+        "environments": learning.agents(o),
+        "data": sections.data(o),
+        "batch": sections.batch(o),
+        "rollout": sections.rollout(o) if o.rl else None,
+        "rollout.sampling.max_new_tokens": sections.response_length(o) if o.rl else None,
+        "eval_sampling": sections.eval_sampling(o) if o.rl else None,
         "algorithm": learning.algorithm(o),
-        "run": data.run(o),
+        "run": sections.run(o),
     }
-
-
-def _remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on flags that have no counterpart in combination with other given flags."""
-    yield from half_precision_remark(o, "param_dtype")
-    for flags, why in _lacking(o).items():
-        for flag in flags.split():
-            if flag in o.typed or (flag in _WITH_DEFAULTS and flag in o.values):
-                yield Remark("lacking", flag, why)
+    why = {flag: reason for flags, reason in _lacking(o).items() for flag in flags.split()}
+    given = (f for f in why if f in o.typed or (f in _WITH_DEFAULTS and f in o.values))
+    run |= {"half": leave_out_halves(o, "param_dtype")}
+    run |= {f"left_out.{flag}": Remark("lacking", flag, why[flag]) for flag in given}
+    about = f"OpenRLHF {format_version(o.version)}, {COMMANDS[o.command]}"
+    return write_config(learning.job(o), run, o, about)
 
 
 def _lacking(o: Options) -> dict[str, str]:
@@ -303,22 +279,22 @@ def _lacking(o: Options) -> dict[str, str]:
             why["eval_dataset"] = "jobs that learn from data have one held-out set; the first"
         return why
     why = {}
-    correction, parts = learning.gate(o), rewards.scored_parts(o)
+    correction, parts = learning.correction_of(o), learning.scored_parts(o)
     if learning.estimator(o) in ("gae", "reinforce_pp", "reinforce_pp_baseline"):
         why["no_advantage_std_norm"] = "advantages are centred and scaled, or neither"
     if o["policy_loss_type"] == "gspo":
         why["dual_clip"] = "gspo has no dual clip"
     if reason := learning.why_uncorrected(o):
         why[" ".join(learning.CORRECTION_FLAGS)] = reason
-    elif correction is not None and correction.mode == "clip" and correction.low > 0:
+    elif correction is not None and correction[1] == "clip" and correction[3] > 0:
         why[learning.CORRECTION_FLAGS[-1]] = (
-            f"weights below {correction.low:g} are raised to it there; here they stay"
+            f"weights below {correction[3]:g} are raised to it there; here they stay"
         )
     if (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]:
         why["vllm_generate_batch_size"] = "no more is sampled than is learned"
     if not (o["agent_func_path"] or o["remote_rm_url"]):
         why["normalize_reward"] = "scores are as the model gives them: reward_model.weight divides"
-        if roles.shares_critics_cards(o):
+        if sections.shares_critics_cards(o):
             why["colocate_critic_reward"] = (
                 "reward models are on the actor's ranks, or on ranks of their own "
                 "(cluster.reward_ranks), not on the critic's"
@@ -327,6 +303,6 @@ def _lacking(o: Options) -> dict[str, str]:
         why["value_head_prefix"] = "a head is saved and read as `score`"
     if not parts:
         why["stop_properly_penalty_coef"] = "functions and servers alone have such a factor"
-        if rewards.clips(o):
+        if learning.clips_rewards(o):
             why["reward_clip_range"] = "rewards of models and agents are not clipped"
     return why

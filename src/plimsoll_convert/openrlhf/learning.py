@@ -1,14 +1,14 @@
-"""Convert the settings of the algorithm: estimator, policy loss, correction, KL, pair losses."""
+"""Convert the settings of the algorithm and of rewards: losses, corrections, KL and penalties."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from plimsoll_convert.mapping import PRESETS
-from plimsoll_convert.openrlhf.data import mini_batches
+from plimsoll.errors import ConfigError
+from plimsoll_convert import rules
+from plimsoll_convert.openrlhf.sections import frozen_role, mini_batches, rollout_lengths
 from plimsoll_convert.openrlhf.table import CORRECTIONS, ESTIMATORS
-from plimsoll_convert.options import Options
-from plimsoll_convert.values import Keys, Sourced
+from plimsoll_convert.settings import Keys, Options, Sourced
 
 _WHITENED_RLOO = (0, 8, 4)
 """The last version that whitens rloo's advantages. Whitening removes the constant factor between
@@ -19,6 +19,10 @@ _LEVELS = ("is_correction_level", "is_correction_mode", "is_correction_gating")
 _SWITCHES = ("enable_vllm_is_correction", "use_icepop", "vllm_is_correction_type")
 _THRESHOLD = "vllm_is_truncated_threshold"
 CORRECTION_FLAGS = (*_LEVELS, *_SWITCHES, _THRESHOLD)
+_SECONDS = 180.0
+"""OpenRLHF's time limit for a reward server's answer, in seconds."""
+_TURNS = 1000
+"""The most turns of an agent's episode. OpenRLHF limits only the length of an episode."""
 
 
 def estimator(o: Options) -> str:
@@ -32,7 +36,7 @@ def job(o: Options) -> str:
     """Return the name of Plimsoll's command: a preset such as `grpo` if there is one, else `rl`."""
     if not o.rl:
         return "distill" if o.command == "kd" else o.command
-    name = PRESETS.get(estimator(o), "rl")
+    name = rules.PRESETS.get(estimator(o), "rl")
     if name == "grpo" and o["policy_loss_type"] == "gspo":
         return "gspo"
     return "dapo" if name == "grpo" and o["dynamic_filtering"] else name
@@ -42,161 +46,204 @@ def algorithm(o: Options) -> Keys:
     """Return the algorithm of the run."""
     if not o.rl:
         return _offline(o)
-    frozen = o["freezing_actor_steps"]
+    frozen, name, flag = o["freezing_actor_steps"], estimator(o), "advantage_estimator"
     warmup = max(0, frozen if o.version <= _FROM_ONE else frozen + 1)
     gspo = o["policy_loss_type"] == "gspo"
     sequences = gspo or o["loss_agg_mode"] == "seq-mean-token-mean"
-    return {
-        "advantage": _advantage(o),
-        "policy_loss": _policy_loss(o, gspo),
-        "aggregation": o.trace("sequences" if sequences else "tokens", "loss_agg_mode"),
-        "correction": _correction(o),
-        "kl": _kl(o),
-        "value_clip": o.take("value_clip") if o.has_critic else None,
-        "critic_warmup_steps": o.trace(warmup, "freezing_actor_steps") if o.has_critic else None,
-        "epochs": o.take("max_epochs"),
-        "mini_batches": mini_batches(o),
-        "entropy_bonus": o.take("entropy_loss_coef"),
-    }
-
-
-def _advantage(o: Options) -> Keys:
-    name, flag = estimator(o), "advantage_estimator"
     whitened = o[flag] == "rloo" and name != "rloo"
     note = "whitened over the batch until 0.8.4, which makes it the same" if whitened else ""
     discounts = name == "gae" or (name == "reinforce_pp" and o.given("gamma"))
-    return {
-        "name": o.trace(name, flag, note=note),
-        "options": {
-            "gamma": o.take("gamma") if discounts else None,
-            "gae_lambda": o.take("lambd") if name == "gae" else None,
-            "delta": o.trace(1e-9, flag, note="OpenRLHF's constant") if name == "grpo" else None,
-        },
-    }
-
-
-def _policy_loss(o: Options, gspo: bool) -> Keys:
+    delta = o.trace_if(name == "grpo", 1e-9, flag, note="OpenRLHF's constant")
     both = o["eps_clip_low_high"]
-    flag = "eps_clip" if both is None else "eps_clip_low_high"
+    bound = "eps_clip" if both is None else "eps_clip_low_high"
     low, high = both or (o["eps_clip"], o["eps_clip"])
-    clips = gspo or o.given(flag)
+    clips = gspo or o.given(bound)
     return {
-        "name": o.trace("gspo" if gspo else "clip", "policy_loss_type"),
-        "options": {
-            "clip_low": o.trace(low, flag) if clips else None,
-            "clip_high": o.trace(high, flag) if clips else None,
-            "dual_clip": None if gspo else o.take("dual_clip"),
-        },
+        "advantage.name": o.trace(name, flag, note=note),
+        "advantage.options.gamma": o.take_if(discounts, "gamma"),
+        "advantage.options.gae_lambda": o.take_if(name == "gae", "lambd"),
+        "advantage.options.delta": delta,
+        "policy_loss.name": o.trace("gspo" if gspo else "clip", "policy_loss_type"),
+        "policy_loss.options.clip_low": o.trace_if(clips, low, bound),
+        "policy_loss.options.clip_high": o.trace_if(clips, high, bound),
+        "policy_loss.options.dual_clip": o.take_if(not gspo, "dual_clip"),
+        "aggregation": o.trace("sequences" if sequences else "tokens", "loss_agg_mode"),
+        "correction": _correction(o),
+        "kl": _kl(o),
+        "value_clip": o.take_if(o.has_critic, "value_clip"),
+        "critic_warmup_steps": o.trace_if(o.has_critic, warmup, "freezing_actor_steps"),
+        "epochs": o.take("max_epochs"),
+        "mini_batches": mini_batches(o),
     }
 
 
-@dataclass(frozen=True)
-class Gate:
-    """OpenRLHF's correction for the ratio of the trainer's to the sampler's probabilities.
+def correction_of(o: Options) -> tuple[str, str, str, float, float] | None:
+    """Return OpenRLHF's correction for the ratio of the trainer's to the sampler's probabilities.
 
-    Attributes:
-        level: What is corrected: `token` or `seq` (sequences).
-        mode: What happens outside of the bounds: `mask` or `clip`.
-        gating: The statistic that is compared with the bounds.
-        low: Lower bound.
-        high: Upper bound.
+    Returns:
+        What is corrected (`token` or `seq`), what happens outside of the bounds (`mask` or `clip`),
+        the statistic that is compared with the bounds, and the lower and the upper bound. None if
+        there is no correction.
     """
-
-    level: str
-    mode: str
-    gating: str
-    low: float
-    high: float
-
-
-def gate(o: Options) -> Gate | None:
-    """Return the correction that the OpenRLHF command makes, or None."""
     bounds = o[_THRESHOLD] or (0.0,)
     low, high = 0.0 if len(bounds) == 1 else bounds[0], bounds[-1]
     if o["is_correction_level"] is not None:
         level, mode, gating = (o[flag] for flag in _LEVELS)
-        return None if level == "off" else Gate(level, mode, gating, low, high)
+        return None if level == "off" else (level, mode, gating, low, high)
     if not o["enable_vllm_is_correction"]:
         return None
     name = "icepop" if o["use_icepop"] else o["vllm_is_correction_type"] or "tis"
-    return Gate(*CORRECTIONS[name], "ratio", low, high)
+    return (*CORRECTIONS[name], "ratio", low, high)
 
 
 def why_uncorrected(o: Options) -> str:
     """Return why Plimsoll cannot make OpenRLHF's correction; "" if it can or if there is none."""
-    correction = gate(o)
+    correction = correction_of(o)
     if correction is None:
         return ""
     if o["policy_loss_type"] == "gspo":
         return "OpenRLHF's gspo then divides by the sampler's probabilities, without a bound"
-    if correction.gating != "ratio":
-        return f"a correction is bounded by ratios, not by {correction.gating}"
+    if correction[2] != "ratio":
+        return f"a correction is bounded by ratios, not by {correction[2]}"
     return ""
 
 
 def _correction(o: Options) -> Keys | Sourced:
-    correction = gate(o)
+    correction = correction_of(o)
     switch = o.first("is_correction_level", "enable_vllm_is_correction")
     if correction is None:
         return o.trace(None, switch)
     if why_uncorrected(o):
         return Sourced(None, tuple(o.given(switch)), note="no correction")
-    flags, clips = (*_LEVELS, *_SWITCHES), correction.mode == "clip"
-    name = "truncate" if clips else "icepop" if correction.level == "token" else "mask"
-    masks = name == "mask"
+    level, mode, _, low, high = correction
+    flags, name = (*_LEVELS, *_SWITCHES), rules.correction_name(level, clips=mode == "clip")
+    note, kept = "seq is the geometric mean", "what stays keeps its weights"
     return {
         "name": o.trace(name, *flags),
-        "options": {
-            "level": o.trace("geometric", *flags, note="seq is the geometric mean")
-            if masks
-            else None,
-            "kept": o.trace("token", *flags, note="what stays keeps its weights")
-            if masks
-            else None,
-            "low": None if clips else o.trace(correction.low, _THRESHOLD),
-            "high": o.trace(correction.high, _THRESHOLD),
-        },
+        "options.level": o.trace_if(name == "mask", "geometric", *flags, note=note),
+        "options.kept": o.trace_if(name == "mask", "token", *flags, note=kept),
+        "options.low": o.trace_if(mode != "clip", low, _THRESHOLD),
+        "options.high": o.trace(high, _THRESHOLD),
     }
 
 
 def _kl(o: Options) -> Keys | Sourced:
     if not o["init_kl_coef"]:
         return o.trace("none", "init_kl_coef")
-    place = "loss" if o["use_kl_loss"] else "reward"
-    target = o.take("kl_target", lambda value: value or None)
+    place, target = "loss" if o["use_kl_loss"] else "reward", o["kl_target"]
     corrected = o["kl_unbiased_gradient"] and place == "loss"
     return {
         "place": o.trace(place, "use_kl_loss"),
-        "coefficient": o.take("init_kl_coef"),
-        "estimator": o.take("kl_estimator"),
-        "ratio_corrected": o.take("kl_unbiased_gradient") if corrected else None,
-        "adaptive.target": target,
-        "adaptive.per": target and o.trace("token", "kl_target", note="OpenRLHF's target"),
-        "adaptive.horizon": target and o.take("kl_horizon"),
+        "ratio_corrected": o.take_if(corrected, "kl_unbiased_gradient"),
+        "adaptive.per": o.trace_if(target, "token", "kl_target", note="OpenRLHF's target"),
+        "adaptive.horizon": o.take_if(target, "kl_horizon"),
     }
 
 
 def _offline(o: Options) -> Keys:
     """Return the algorithm of a job that learns from rows, not from sampled responses."""
-    match o.command:
-        case "rm":
-            # OpenRLHF takes every name but sigmoid for the other loss
-            name = "log_sigmoid" if o["loss"] == "sigmoid" else "log_exp"
-            return {"loss": {"name": o.trace(name, "loss")}}
-        case "kto":
-            flags = ("desirable_loss_weight", "undesirable_loss_weight")
-            options = {flag.replace("_loss", ""): o.take(flag) for flag in o.given(*flags)}
-            return {"loss": {"options": {"beta": o.take("beta"), **options}}}
-        case "dpo":
-            smooths = not o["ipo"] and o.given("label_smoothing")
-            smoothing = o.take("label_smoothing") if smooths else None
-            return {
-                "loss": {
-                    "name": o.trace("ipo" if o["ipo"] else "dpo", "ipo"),
-                    "options": {"beta": o.take("beta"), "label_smoothing": smoothing},
-                },
-                "nll_weight": o.take("nll_loss_coef"),
-            }
-        case "kd":
-            return {"nll_share": o.take("kd_coef", lambda share: 1 - share)}
+    if o.command == "rm":
+        # OpenRLHF takes every name but sigmoid for the other loss
+        return {
+            "loss.name": o.trace("log_sigmoid" if o["loss"] == "sigmoid" else "log_exp", "loss")
+        }
+    if o.command == "kto":
+        given = o.given("desirable_loss_weight", "undesirable_loss_weight")
+        return {f"loss.options.{flag.replace('_loss', '')}": o.take(flag) for flag in given}
+    if o.command == "dpo":
+        smooths = not o["ipo"] and o.given("label_smoothing")
+        return {
+            "loss.name": o.trace("ipo" if o["ipo"] else "dpo", "ipo"),
+            "loss.options.label_smoothing": o.take_if(smooths, "label_smoothing"),
+        }
     return {}
+
+
+def reward_models(o: Options) -> list[Keys]:
+    """Return the reward models; empty if an agent, servers or a function give the reward."""
+    if not o.rl or o["agent_func_path"] or o["remote_rm_url"]:
+        return []
+    if not o["reward_pretrain"]:
+        flags = ("reward_pretrain", "remote_rm_url", "agent_func_path")
+        known = ", ".join(o.names[flag] for flag in flags if flag in o.values)
+        raise ConfigError(f"Nothing scores the responses. Give one of {known}.")
+    offload = o.first("reward.offload", "ref_reward_offload")
+    return [
+        {"role": frozen_role(o, o.trace(path, "reward_pretrain"), offload)}
+        for path in _split(o["reward_pretrain"])
+    ]
+
+
+def agents(o: Options) -> Mapping[str, Keys]:
+    """Return a dict with the agent, or an empty dict if no agent file is given."""
+    flag = "agent_func_path"
+    if not o[flag]:
+        return {}
+    response = rollout_lengths(o)[1]
+    why = (
+        "it runs as it is, by `reset` and `step` or by `execute`; one that samples otherwise than "
+    )
+    why += "rollout.sampling says is refused in its first episode"
+    limit = o.first("generate_max_len", "max_new_tokens")
+    turns = min(_TURNS, max(1, response // 2))
+    agent = {
+        "name": o.trace(o[flag], flag, check=why),
+        "max_tokens": o.trace(response, limit, note="of an episode after its prompt"),
+        "max_turns": o.trace(turns, flag, note="bounded there by length alone"),
+        "tool_format": o.trace("none", flag, note="an agent reads text"),
+    }
+    return {"agent": agent}
+
+
+def rewards(o: Options) -> Mapping[str, Keys]:
+    """Return the parts of the reward by name, except reward models."""
+    bounds = o.take_if(clips_rewards(o), "reward_clip_range", tuple)
+    parts: dict[str, Keys] = {n: {**part, "clip": bounds} for n, part in scored_parts(o).items()}
+    size, flag = "overlong_buffer_len", "stop_properly_penalty_coef"
+    if o[size] is not None:
+        note = "OpenRLHF counts from an episode's first sampled token to its last"
+        longest = o.trace(rollout_lengths(o)[1], "max_new_tokens", "max_len")
+        parts["overlong"] = {
+            "name": o.trace("overlong", size),
+            "options.max_new_tokens": longest,
+            "options.buffer": o.take(size, int),
+            "options.factor": o.take("overlong_penalty_factor", float),
+            "options.observations": o.trace_if(o["agent_func_path"], True, size, note=note),
+        }
+    if o[flag] is not None:
+        kept = o.trace(max(0.0, o[flag]), flag)
+        parts = {name: {**part, "truncated_factor": kept} for name, part in parts.items()}
+        if o[flag] < 0:
+            parts["length"] = {"name": o.trace("length", flag), "options.value": o.take(flag)}
+    return parts
+
+
+def clips_rewards(o: Options) -> bool:
+    """Return whether rewards are clipped.
+
+    Estimators that compare the rewards of a group hardly ever reach the bounds.
+    """
+    return o.rl and estimator(o) in ("gae", "reinforce_pp")
+
+
+def scored_parts(o: Options) -> Mapping[str, Keys]:
+    """Return the parts of the reward that servers or a function give, by name."""
+    flag = "remote_rm_url"
+    if o["agent_func_path"] or not o[flag]:
+        return {}
+    urls = _split(o[flag])
+    tokenizer = o.trace(o["pretrain"], "pretrain", note="texts as the actor saw them")
+    if urls and urls[0].endswith(".py"):
+        options = {"path": o.trace(urls[0], flag), "tokenizer": tokenizer}
+        return {"reward_func": {"name": o.trace("openrlhf_function", flag), "options": options}}
+    server = {
+        "urls": o.trace(tuple(urls), flag),
+        "format": o.trace("openrlhf", flag),
+        "tokenizer": tokenizer,
+        "time_limit": Sourced(_SECONDS, note="OpenRLHF waits so long"),
+    }
+    return {"remote": {"http": server}}
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

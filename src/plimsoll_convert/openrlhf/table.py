@@ -1,20 +1,18 @@
-"""List the flags of OpenRLHF: with a counterpart, without a counterpart, and removed ones."""
+"""List the flags of OpenRLHF: with a counterpart, without a counterpart, and removed ones.
+
+Names and defaults are those of `openrlhf/cli/train_*.py` at each release.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.openrlhf.flag import (
-    VersionedFlag,
-    always,
-    by_command,
-    flags,
-    from_version,
-)
-from plimsoll_convert.values import (
+from plimsoll_convert.openrlhf import FIRST, LAST, Version, parse_version
+from plimsoll_convert.rules import adapter_targets, sleep_level
+from plimsoll_convert.settings import (
     BOUNDS,
     COUNT,
     NUMBER,
@@ -23,9 +21,130 @@ from plimsoll_convert.values import (
     TEXT,
     WHOLE,
     WORDS,
+    Convert,
     ValueReader,
     one_of,
+    or_none,
+    positive,
+    unchanged,
 )
+
+Default = Callable[[str, Version], object]
+COMMANDS = {
+    "ppo": "train_ppo_ray",
+    "sft": "train_sft",
+    "rm": "train_rm",
+    "dpo": "train_dpo",
+    "kto": "train_kto",
+    "kd": "train_kd",
+}
+"""Programs by the short names that the flags' table uses for them."""
+_DOTTED = (0, 10, 2)
+"""The first version whose flags have dots."""
+_UNTIL = {"kto": (0, 9, 5), "kd": (0, 9, 5)}
+"""The last version that has a command, for commands that were removed."""
+
+
+@dataclass(frozen=True)
+class VersionedFlag:
+    """A flag of OpenRLHF, whose name and default may differ between versions and commands.
+
+    Attributes:
+        flat: The name up to 0.10.1; None if the flag did not exist.
+        dotted: The names from 0.10.2 on; `ppo:NAME` is the name in that command only.
+        of: Commands that have the flag, with versions unless all have it: `rm,kd@0.8.1`,
+            `ppo@0.8.2-0.9.0`.
+        reader: How words are converted to a value.
+        default: Takes a command and a version; returns the parser's default.
+        absent: Why the flag has no counterpart; None if it has one.
+        keys: Keys to which the flag is written without a further rule; see `Setting`.
+        convert: How the value is converted for its keys.
+    """
+
+    flat: str | None
+    dotted: str
+    of: str
+    reader: ValueReader = WORDS
+    default: Default = field(default=lambda command, version: None)
+    absent: Absence | None = None
+    keys: str = ""
+    convert: Convert = unchanged
+
+    @property
+    def id(self) -> str:
+        """The name by which the converter looks the flag up."""
+        return self.flat or self.dotted.split()[0].rpartition(":")[2]
+
+    def name(self, command: str, version: Version) -> str | None:
+        """Return the flag's name without dashes in a command and version; None if it is missing."""
+        if not any(since <= version <= until for since, until in self._spans(command)):
+            return None
+        if version < _DOTTED:
+            return self.flat
+        names = [word.rpartition(":") for word in self.dotted.split()]
+        of_command = [name for who, _, name in names if who == command]
+        return next(iter(of_command or [name for who, _, name in names if not who]), None)
+
+    def _spans(self, command: str) -> Iterator[tuple[Version, Version]]:
+        for word in self.of.split():
+            who, _, when = word.partition("@")
+            if command in who.split(","):
+                since, _, until = when.partition("-")
+                last = _UNTIL.get(command, LAST)
+                yield (
+                    parse_version(since) if since else FIRST,
+                    min(parse_version(until), last) if until else last,
+                )
+
+
+def always(value: object) -> Default:
+    """Return a function for `VersionedFlag.default` that always returns `value`."""
+    return lambda command, version: value
+
+
+def from_version(value: object, since: str, later: object) -> Default:
+    """Return a default function: `value` before the version `since`, and `later` from it on."""
+    return lambda command, version: later if version >= parse_version(since) else value
+
+
+def by_command(otherwise: object = None, **commands: object) -> Default:
+    """Return a default function with a value, or a `from_version`, for each command."""
+
+    def default(command: str, version: Version) -> object:
+        value = commands.get(command, otherwise)
+        return value(command, version) if callable(value) else value
+
+    return default
+
+
+def flags(
+    of: str,
+    reader: ValueReader,
+    names: str | Mapping[str, object],
+    default: object = None,
+    convert: Convert = unchanged,
+) -> tuple[VersionedFlag, ...]:
+    """Return several flags with the same properties.
+
+    Args:
+        of: Commands that have the flags; see `VersionedFlag`.
+        reader: How words are converted to a value.
+        names: `FLAT=DOTTED` or, with keys, `FLAT=DOTTED>KEY+KEY`, separated by blanks. FLAT or
+            DOTTED may be empty. Or a mapping from such names to defaults.
+        default: The default, or a function that returns it, if names have none.
+        convert: How values are converted for their keys.
+    """
+    by_name = dict.fromkeys(names.split(), default) if isinstance(names, str) else names
+    made = []
+    for name, value in by_name.items():
+        flat, _, rest = name.partition("=")
+        dotted, _, keys = rest.partition(">")
+        default_of = value if callable(value) else always(value)
+        made.append(
+            VersionedFlag(flat or None, dotted, of, reader, default_of, None, keys, convert)
+        )
+    return tuple(made)
+
 
 # fmt: off
 # ruff: noqa: E501  (a line a reason)
@@ -34,9 +153,9 @@ _ALL = "ppo sft rm dpo kto kd"
 _OLD_PPO = "ppo@-0.10.1"
 
 
-def _idle(reason: Absence, of: str, names: str) -> tuple[VersionedFlag, ...]:
-    """Return flags without a counterpart. `names`: `FLAT=DOTTED`; either part may be empty."""
-    return tuple(replace(flag, absent=reason) for flag in flags(of, WORDS, names))
+def _idle(reason: Absence, names: Mapping[str, str]) -> tuple[VersionedFlag, ...]:
+    """Return flags without a counterpart: `FLAT=DOTTED`, by the commands that have them."""
+    return tuple(replace(flag, absent=reason) for of, listed in names.items() for flag in flags(of, WORDS, listed))
 
 
 def _lacking(reason: Absence, of: str, reader: ValueReader, flat: str | None, dotted: str, default: object = None) -> VersionedFlag:
@@ -47,37 +166,23 @@ _SAVED = "ppo sft rm dpo kd@0.8.2 kto@0.9.2"
 _ROLES = ("", "actor.", "critic.")
 
 _ABSENT: tuple[VersionedFlag, ...] = (
-    *_idle(why.PACKED, "ppo sft rm dpo", "packing_samples=ds.packing_samples"),
-    *_idle(why.KERNELS, "ppo,sft,rm,dpo,kto,kd@-0.8.9", "flash_attn="),
-    *_idle(why.KERNELS, "ppo,sft,rm,dpo,kto,kd@0.8.10", "attn_implementation=ds.attn_implementation"),
-    *_idle(why.KERNELS, "ppo sft dpo kto kd", "use_liger_kernel=ds.use_liger_kernel"),
-    *_idle(why.KERNELS, "rm", "compute_fp32_loss=model.compute_fp32_loss_enable"),
-    *_idle(why.RECORDED, _ALL, "logging_steps=logger.logging_steps use_tensorboard=logger.tensorboard_dir"),
-    *_idle(why.RECORDED, _OLD_PPO, "perf="),
-    *_idle(why.ALWAYS, "ppo", "enable_prefix_caching=vllm.enable_prefix_caching"),
+    *_idle(why.PACKED, {"ppo sft rm dpo": "packing_samples=ds.packing_samples"}),
+    *_idle(why.KERNELS, {"ppo,sft,rm,dpo,kto,kd@-0.8.9": "flash_attn=", "ppo,sft,rm,dpo,kto,kd@0.8.10": "attn_implementation=ds.attn_implementation", "ppo sft dpo kto kd": "use_liger_kernel=ds.use_liger_kernel", "rm": "compute_fp32_loss=model.compute_fp32_loss_enable"}),
+    *_idle(why.RECORDED, {_ALL: "logging_steps=logger.logging_steps use_tensorboard=logger.tensorboard_dir", _OLD_PPO: "perf="}),
+    *_idle(why.ALWAYS, {"ppo": "enable_prefix_caching=vllm.enable_prefix_caching"}),
     VersionedFlag("gradient_checkpointing_use_reentrant", "ppo:actor.gradient_checkpointing_reentrant model.gradient_checkpointing_reentrant", _ALL, absent=why.ENGINE),
-    *_idle(why.ENGINE, _ALL, "deepcompile=ds.deepcompile overlap_comm=ds.overlap_comm"),
-    *_idle(why.ENGINE, "ppo sft rm dpo", "=ds.experts_implementation"),
-    *_idle(why.ENGINE, "ppo", "vllm_sync_backend=vllm.sync_backend vllm_sync_with_ray=vllm.sync_with_ray"),
-    *_idle(why.ENGINE, _OLD_PPO, "actor_init_on_gpu="),
-    *_idle(why.LAUNCHED, _ALL, "local_rank=local_rank"),
-    *_idle(why.LAUNCHED, "ppo", "ref_num_nodes=ref.num_nodes ref_num_gpus_per_node=ref.num_gpus_per_node colocate_actor_ref=train.colocate_actor_ref"),
-    *_idle(why.READ_ONCE, "ppo,sft,rm,dpo@0.9.10", "dataloader_num_workers=data.dataloader_num_workers"),
-    *_idle(why.SCORED, "ppo", "micro_rollout_batch_size=rollout.micro_batch_size"),
-    *_idle(why.SCORED, "ppo@0.8.6", "rollout_max_tokens_per_gpu=rollout.max_tokens_per_gpu"),
-    *_idle(why.CHECKPOINTS, _ALL, "ckpt_path=ckpt.path max_ckpt_mem=ckpt.max_mem use_ds_universal_ckpt=ds.use_universal_ckpt"),
-    *_idle(why.CHECKPOINTS, _SAVED, "save_hf_ckpt=ckpt.save_hf disable_ds_ckpt=ckpt.disable_ds"),
-    *_idle(why.NAMED, _ALL, "wandb_org=logger.wandb.org wandb_group=logger.wandb.group wandb_run_name=logger.wandb.run_name"),
-    *_idle(why.OTHER_METHOD, _OLD_PPO, "ptx_coef="),
-    *(flag for role in _ROLES for flag in _idle(why.OTHER_METHOD, "ppo" if role else "sft rm dpo", " ".join(f"={role}muon.{name}" for name in ("lr", "momentum", "nesterov", "no_nesterov", "ns_steps")))),
-    *_idle(why.OTHER_METHOD, "ppo@0.10.0", "image_key=data.image_key freeze_visual_encoder=actor.freeze_visual_encoder"),
-    *_idle(why.OTHER_METHOD, "ppo@0.9.1", "async_queue_size=train.async_queue_size"),
-    *_idle(why.OTHER_METHOD, "ppo@0.9.7", "partial_rollout=train.partial_rollout_enable"),
-    *_idle(why.UNASKED, "sft@-0.10.1", "train_split="),
+    *_idle(why.ENGINE, {_ALL: "deepcompile=ds.deepcompile overlap_comm=ds.overlap_comm", "ppo sft rm dpo": "=ds.experts_implementation", "ppo": "vllm_sync_backend=vllm.sync_backend vllm_sync_with_ray=vllm.sync_with_ray", _OLD_PPO: "actor_init_on_gpu="}),
+    *_idle(why.LAUNCHED, {_ALL: "local_rank=local_rank", "ppo": "ref_num_nodes=ref.num_nodes ref_num_gpus_per_node=ref.num_gpus_per_node colocate_actor_ref=train.colocate_actor_ref"}),
+    *_idle(why.READ_ONCE, {"ppo,sft,rm,dpo@0.9.10": "dataloader_num_workers=data.dataloader_num_workers"}),
+    *_idle(why.SCORED, {"ppo": "micro_rollout_batch_size=rollout.micro_batch_size", "ppo@0.8.6": "rollout_max_tokens_per_gpu=rollout.max_tokens_per_gpu"}),
+    *_idle(why.CHECKPOINTS, {_ALL: "ckpt_path=ckpt.path max_ckpt_mem=ckpt.max_mem use_ds_universal_ckpt=ds.use_universal_ckpt", _SAVED: "save_hf_ckpt=ckpt.save_hf disable_ds_ckpt=ckpt.disable_ds"}),
+    *_idle(why.NAMED, {_ALL: "wandb_org=logger.wandb.org wandb_group=logger.wandb.group wandb_run_name=logger.wandb.run_name"}),
+    *_idle(why.OTHER_METHOD, {_OLD_PPO: "ptx_coef=", "ppo@0.10.0": "image_key=data.image_key freeze_visual_encoder=actor.freeze_visual_encoder", "ppo@0.9.1": "async_queue_size=train.async_queue_size", "ppo@0.9.7": "partial_rollout=train.partial_rollout_enable", "ppo sft rm dpo": "ring_head_stride=ds.ring_attn_head_stride"}),
+    *(flag for role in _ROLES for flag in _idle(why.OTHER_METHOD, {"ppo" if role else "sft rm dpo": " ".join(f"={role}muon.{name}" for name in ("lr", "momentum", "nesterov", "no_nesterov", "ns_steps"))})),
+    *_idle(why.UNASKED, {"sft@-0.10.1": "train_split="}),
     *(_lacking(why.ADAMW.unless("adam"), "ppo" if role else "sft rm dpo", one_of("adam", "muon"), None, f"{role}optim", "adam") for role in _ROLES),
     VersionedFlag("aux_loss_coef", "ppo:actor.aux_loss_coef model.aux_loss_coef", _ALL, NUMBER, always(0.0), why.METHOD.unless(0.0)),
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo", COUNT, "ring_attn_size", "ds.ring_attn_size", 1),
-    *_idle(why.OTHER_METHOD, "ppo sft rm dpo", "ring_head_stride=ds.ring_attn_head_stride"),
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo kd@0.8.5", COUNT, "ds_tensor_parallel_size", "ds.tensor_parallel_size", 1),
     _lacking(why.MODEL_FILES, _ALL, SWITCH, "disable_fast_tokenizer", "data.disable_fast_tokenizer"),
     _lacking(why.METHOD, _ALL, SWITCH, "full_determinism", "train.full_determinism_enable"),
@@ -106,10 +211,6 @@ REMOVED: Mapping[str, tuple[str, str]] = {
 }
 """Removed flags: (first version without the flag, its successor) by the flag's name."""
 
-
-# fmt: off
-# ruff: noqa: E501  (a line a flag)
-
 _DATA = "sft rm dpo kto kd"
 _CARDS = ValueReader(int, lowest=0)
 """Number of cards or machines of a group; 0 if the command has no such group."""
@@ -123,176 +224,147 @@ ESTIMATORS = {
     "flash_reinforce": "batch_mean"
 }
 """Plimsoll's estimator for each of OpenRLHF's."""
-CORRECTIONS = {
-    "tis": ("token", "clip"),
-    "icepop": ("token", "mask"),
-    "seq-mask-tis": ("seq", "mask"),
-    "mis": ("seq", "mask")
-}
-"""(level, mode) of each type of correction; see `Gate`."""
+CORRECTIONS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask"), "mis": ("seq", "mask")}
+"""(level, mode) of each type of correction."""
 
 _MODELS = (
-    VersionedFlag("pretrain", "ppo:actor.model_name_or_path model.model_name_or_path", _ALL, TEXT, by_command(kto="bigscience/bloomz-1b7")),
-    VersionedFlag("bf16", "", "ppo,sft,rm,dpo,kto,kd@-0.9.1", SWITCH),
-    VersionedFlag("param_dtype", "ds.param_dtype", "ppo,sft,rm,dpo,kto,kd@0.9.2", one_of("bf16", "fp16"), always("bf16")),
-    VersionedFlag("grad_accum_dtype", "ds.grad_accum_dtype", _ALL, TEXT),
-    VersionedFlag("gradient_checkpointing", "ppo:actor.gradient_checkpointing_enable model.gradient_checkpointing_enable", _ALL, SWITCH),
-    *flags(_ALL, SWITCH, "load_in_4bit=ds.load_in_4bit adam_offload=ds.adam_offload"),
-    VersionedFlag("lora_rank", "ds.lora.rank", _ALL, WHOLE, always(0)),
-    VersionedFlag("lora_alpha", "ds.lora.alpha", _ALL, COUNT, always(16)),
-    VersionedFlag("lora_dropout", "ds.lora.dropout", _ALL, NUMBER, always(0.0)),
-    VersionedFlag("target_modules", "ds.lora.target_modules", _ALL, WORDS, always("all-linear")),
-    VersionedFlag("zero_stage", "ds.zero_stage", _ALL, WHOLE, always(2)),
-    VersionedFlag("zpg", "ds.zpg", _ALL, COUNT, always(1)),
-    VersionedFlag("seed", "train.seed", _ALL, WHOLE, always(42)),
-    VersionedFlag("critic_pretrain", "critic.model_name_or_path", "ppo", TEXT),
-    VersionedFlag("ref_pretrain", "ref.model_name_or_path", "dpo", TEXT),
-    VersionedFlag("ref_reward_offload", "", "ppo@-0.10.1", SWITCH),
+    VersionedFlag("pretrain", "ppo:actor.model_name_or_path model.model_name_or_path", _ALL, TEXT, by_command(kto="bigscience/bloomz-1b7"), keys="actor.model.path"),
+    *flags("ppo,sft,rm,dpo,kto,kd@-0.9.1", SWITCH, "bf16="),
+    *flags("ppo,sft,rm,dpo,kto,kd@0.9.2", one_of("bf16", "fp16"), "param_dtype=ds.param_dtype", "bf16"),
+    *flags(_ALL, TEXT, "grad_accum_dtype=ds.grad_accum_dtype"),
+    VersionedFlag("gradient_checkpointing", "ppo:actor.gradient_checkpointing_enable model.gradient_checkpointing_enable", _ALL, SWITCH, keys="actor.model.gradient_checkpointing+critic.model.gradient_checkpointing"),
+    *flags(_ALL, SWITCH, "load_in_4bit=ds.load_in_4bit>actor.model.quantization=nf4+critic.model.quantization=nf4 adam_offload=ds.adam_offload>actor.zero.optimizer_offload=cpu+critic.zero.optimizer_offload=cpu"),
+    *flags(_ALL, WHOLE, {"lora_rank=ds.lora.rank>actor.adapter.rank+critic.adapter.rank": 0, "zero_stage=ds.zero_stage>actor.zero.stage+critic.zero.stage": 2, "seed=train.seed>run.seed": 42}),
+    *flags(_ALL, COUNT, "lora_alpha=ds.lora.alpha>actor.adapter.alpha+critic.adapter.alpha", 16, convert=float),
+    *flags(_ALL, NUMBER, "lora_dropout=ds.lora.dropout>actor.adapter.dropout+critic.adapter.dropout", 0.0),
+    *flags(_ALL, WORDS, "target_modules=ds.lora.target_modules>actor.adapter.targets+critic.adapter.targets", "all-linear", convert=adapter_targets),
+    *flags(_ALL, COUNT, "zpg=ds.zpg", 1),
+    *flags("ppo", TEXT, "critic_pretrain=critic.model_name_or_path"),
+    *flags("dpo", TEXT, "ref_pretrain=ref.model_name_or_path"),
+    *flags("ppo@-0.10.1", SWITCH, "ref_reward_offload="),
     VersionedFlag("ref_offload", "ppo:ref.offload dpo:ref.offload", "ppo@0.10.2 dpo kto", SWITCH),
-    VersionedFlag(None, "reward.offload", "ppo", SWITCH),
-    VersionedFlag("teacher_model", "", "kd", TEXT),
-    VersionedFlag("teacher_offload", "", "kd", SWITCH),
-    VersionedFlag("enable_ema", "train.enable_ema", "ppo", SWITCH),
-    VersionedFlag("ema_beta", "train.ema_beta", "ppo", NUMBER, always(0.992)),
+    *flags("ppo", SWITCH, "=reward.offload enable_ema=train.enable_ema"),
+    *flags("kd", TEXT, "teacher_model="),
+    *flags("kd", SWITCH, "teacher_offload="),
+    *flags("ppo", NUMBER, "ema_beta=train.ema_beta", 0.992),
 )
 
 
 def _of_role(role: str, rate: float) -> tuple[VersionedFlag, ...]:
+    optimizer = f"{role}.optimizer"
     return (
-        VersionedFlag(f"{role}_learning_rate", f"{role}.adam.lr", "ppo", NUMBER, always(rate)),
-        VersionedFlag(None, f"{role}.adam.betas", "ppo", PAIR, always((0.9, 0.95))),
-        VersionedFlag(None, f"{role}.adam.eps", "ppo", NUMBER, always(1e-8)),
-        VersionedFlag(None, f"{role}.adam.weight_decay", "ppo", NUMBER, always(0.0)),
-        VersionedFlag(None, f"{role}.max_norm", "ppo", NUMBER, always(1.0)),
-        VersionedFlag(None, f"{role}.lr_scheduler", "ppo", TEXT, always("cosine_with_min_lr")),
-        VersionedFlag(None, f"{role}.lr_warmup_ratio", "ppo", NUMBER, always(0.03)),
-        VersionedFlag(None, f"{role}.min_lr_ratio", "ppo", NUMBER, always(0.1)),
+        *flags("ppo", NUMBER, {f"{role}_learning_rate={role}.adam.lr>{optimizer}.learning_rate": rate, f"={role}.adam.eps>{optimizer}.eps": 1e-8, f"={role}.adam.weight_decay>{optimizer}.weight_decay": 0.0}),
+        *flags("ppo", NUMBER, {f"={role}.max_norm>{optimizer}.max_grad_norm": 1.0, f"={role}.lr_warmup_ratio": 0.03, f"={role}.min_lr_ratio": 0.1}),
+        *flags("ppo", PAIR, f"={role}.adam.betas>{optimizer}.beta1[0]+{optimizer}.beta2[1]", (0.9, 0.95)),
+        *flags("ppo", TEXT, f"={role}.lr_scheduler", "cosine_with_min_lr"),
+        *_group(role),
     )
 
 
+def _group(role: str) -> tuple[VersionedFlag, ...]:
+    return flags("ppo", _CARDS, {f"{role}_num_nodes={role}.num_nodes": 1, f"{role}_num_gpus_per_node={role}.num_gpus_per_node": 8})
+
+
 _OPTIMIZERS = (
-    VersionedFlag("learning_rate", "adam.lr", _DATA, NUMBER, by_command(sft=5e-6, rm=9e-6, dpo=1e-5, kto=1e-5, kd=5e-6)),
-    VersionedFlag("adam_betas", "adam.betas", f"ppo@-0.10.1 {_DATA}", PAIR, always((0.9, 0.95))),
-    VersionedFlag(None, "adam.eps", "sft rm dpo", NUMBER, always(1e-8)),
-    VersionedFlag("l2", "adam.weight_decay", f"ppo@-0.10.1 {_DATA}", NUMBER, always(0.0)),
-    VersionedFlag("max_norm", "max_norm", f"ppo@-0.10.1 {_DATA}", NUMBER, always(1.0)),
-    VersionedFlag("lr_scheduler", "lr_scheduler", "ppo@0.8.5-0.10.1 sft kd rm,dpo,kto@0.8.5", TEXT, always("cosine_with_min_lr")),
-    VersionedFlag("lr_warmup_ratio", "lr_warmup_ratio", f"ppo@-0.10.1 {_DATA}", NUMBER, always(0.03)),
-    VersionedFlag("min_lr_ratio", "min_lr_ratio", "sft,rm@0.10.2 dpo@0.8.7", NUMBER, always(0.1)),
+    *flags(_DATA, NUMBER, "learning_rate=adam.lr>actor.optimizer.learning_rate", by_command(sft=5e-6, rm=9e-6, dpo=1e-5, kto=1e-5, kd=5e-6)),
+    *flags(f"ppo@-0.10.1 {_DATA}", PAIR, "adam_betas=adam.betas>actor.optimizer.beta1[0]+actor.optimizer.beta2[1]+critic.optimizer.beta1[0]+critic.optimizer.beta2[1]", (0.9, 0.95)),
+    *flags("sft rm dpo", NUMBER, "=adam.eps>actor.optimizer.eps", 1e-8),
+    *flags(f"ppo@-0.10.1 {_DATA}", NUMBER, {"l2=adam.weight_decay>actor.optimizer.weight_decay+critic.optimizer.weight_decay": 0.0, "max_norm=max_norm>actor.optimizer.max_grad_norm+critic.optimizer.max_grad_norm": 1.0}),
+    *flags(f"ppo@-0.10.1 {_DATA}", NUMBER, "lr_warmup_ratio=lr_warmup_ratio", 0.03),
+    *flags("ppo@0.8.5-0.10.1 sft kd rm,dpo,kto@0.8.5", TEXT, "lr_scheduler=lr_scheduler", "cosine_with_min_lr"),
+    *flags("sft,rm@0.10.2 dpo@0.8.7", NUMBER, "min_lr_ratio=min_lr_ratio", 0.1),
     *_of_role("actor", 1e-6),
     *_of_role("critic", 9e-6),
 )
 
 _ROWS = (
-    *flags("ppo", TEXT, "prompt_data=data.prompt_dataset prompt_data_probs=data.prompt_probs"),
-    VersionedFlag("prompt_split", "data.prompt_split", "ppo", TEXT, always("train")),
-    *flags(_DATA, TEXT, "dataset=data.dataset dataset_probs=data.dataset_probs"),
-    VersionedFlag("dataset_split", "data.dataset_split", _DATA, TEXT, always("train")),
-    VersionedFlag("max_samples", "data.max_samples", _ALL, COUNT, by_command(10**6, ppo=10**8)),
-    VersionedFlag("input_key", "data.input_key", "ppo sft kto kd", TEXT, always("input")),
-    VersionedFlag("output_key", "data.output_key", "sft kto kd", TEXT, by_command(kd="output")),
-    VersionedFlag("label_key", "data.label_key", "ppo kto", TEXT, by_command(kto="label")),
-    VersionedFlag("prompt_key", "data.prompt_key", "rm dpo", TEXT),
-    VersionedFlag("chosen_key", "data.chosen_key", "rm dpo", TEXT, always("chosen")),
-    VersionedFlag("rejected_key", "data.rejected_key", "rm dpo", TEXT, always("rejected")),
-    VersionedFlag("margin_loss", "model.margin_loss_enable", "rm", SWITCH),
-    VersionedFlag("multiturn", "data.multiturn", "sft", SWITCH),
-    VersionedFlag("pretrain_mode", "model.pretrain_mode_enable", "sft kd", SWITCH),
+    *flags("ppo", TEXT, {"prompt_data=data.prompt_dataset": None, "prompt_data_probs=data.prompt_probs": None, "prompt_split=data.prompt_split": "train"}),
+    *flags(_DATA, TEXT, {"dataset=data.dataset": None, "dataset_probs=data.dataset_probs": None, "dataset_split=data.dataset_split": "train"}),
+    *flags(_ALL, COUNT, "max_samples=data.max_samples", by_command(10**6, ppo=10**8)),
+    *flags("ppo sft kto kd", TEXT, "input_key=data.input_key", "input"),
+    *flags("sft kto kd", TEXT, "output_key=data.output_key", by_command(kd="output")),
+    *flags("ppo kto", TEXT, "label_key=data.label_key", by_command(kto="label")),
+    *flags("rm dpo", TEXT, {"prompt_key=data.prompt_key": None, "chosen_key=data.chosen_key": "chosen", "rejected_key=data.rejected_key": "rejected"}),
+    *flags("rm", SWITCH, "margin_loss=model.margin_loss_enable"),
+    *flags("sft", SWITCH, "multiturn=data.multiturn"),
+    *flags("sft kd", SWITCH, "pretrain_mode=model.pretrain_mode_enable"),
     *flags(_ALL, SWITCH, "apply_chat_template=data.apply_chat_template use_ms=use_ms"),
-    VersionedFlag("input_template", "data.input_template", _ALL, TEXT, by_command(None, **dict.fromkeys(("sft", "kto", "kd"), "User: {}\nAssistant: "))),
-    VersionedFlag("tokenizer_chat_template", "data.tokenizer_chat_template", "sft rm dpo@0.8.11", TEXT),
-    VersionedFlag("eval_dataset", "eval.dataset", _ALL, TEXT),
-    VersionedFlag("eval_split", "eval.split", _ALL, TEXT, by_command("test", ppo="train", sft="train", rm="train")),
-    VersionedFlag("eval_steps", "eval.steps", _ALL, WHOLE, always(-1)),
-    VersionedFlag("eval_temperature", "eval.temperature", "ppo", NUMBER, always(0.6)),
-    VersionedFlag("eval_n_samples_per_prompt", "eval.n_samples_per_prompt", "ppo", COUNT, always(4)),
-    VersionedFlag("best_metric_key", "ckpt.best_metric_key", "ppo@0.9.9", TEXT, always("")),
+    *flags(_ALL, TEXT, {"input_template=data.input_template": by_command(None, **dict.fromkeys(("sft", "kto", "kd"), "User: {}\nAssistant: ")), "eval_dataset=eval.dataset": None}),
+    *flags(_ALL, TEXT, "eval_split=eval.split", by_command("test", ppo="train", sft="train", rm="train")),
+    *flags("sft rm dpo@0.8.11", TEXT, "tokenizer_chat_template=data.tokenizer_chat_template"),
+    *flags(_ALL, WHOLE, "eval_steps=eval.steps", -1),
+    *flags("ppo", NUMBER, "eval_temperature=eval.temperature>eval_sampling.temperature", 0.6),
+    *flags("ppo", COUNT, "eval_n_samples_per_prompt=eval.n_samples_per_prompt", 4),
+    *flags("ppo@0.9.9", TEXT, "best_metric_key=ckpt.best_metric_key", ""),
 )
 
 _BATCHES = (
-    VersionedFlag("max_len", "data.max_len", _ALL, COUNT, by_command(2048, ppo=from_version(None, "0.9.8", 2048), rm=512, dpo=512)),
+    *flags(_ALL, COUNT, {"max_len=data.max_len": by_command(2048, ppo=from_version(None, "0.9.8", 2048), rm=512, dpo=512), "train_batch_size=train.batch_size": 128}),
+    *flags(_ALL, COUNT, {"micro_train_batch_size=train.micro_batch_size": by_command(8, ppo=from_version(4, "0.10.0", 1), rm=1), "max_epochs=train.max_epochs": by_command(1, sft=2)}),
     *flags("ppo@-0.9.7", COUNT, "prompt_max_len= generate_max_len=", 1024),
-    VersionedFlag("max_new_tokens", "rollout.max_new_tokens", "ppo@0.9.8", COUNT),
-    VersionedFlag("train_batch_size", "train.batch_size", _ALL, COUNT, always(128)),
-    VersionedFlag("micro_train_batch_size", "train.micro_batch_size", _ALL, COUNT, by_command(8, ppo=from_version(4, "0.10.0", 1), rm=1)),
-    VersionedFlag("use_dynamic_batch", "train.dynamic_batch_enable", "ppo@0.8.6", SWITCH),
-    VersionedFlag("train_max_tokens_per_gpu", "train.max_tokens_per_gpu", "ppo@0.8.6", COUNT, always(16192)),
-    VersionedFlag("max_epochs", "train.max_epochs", _ALL, COUNT, by_command(1, sft=2)),
-    *flags("ppo", COUNT, "num_episodes=train.num_episodes n_samples_per_prompt=rollout.n_samples_per_prompt", 1),
-    VersionedFlag("rollout_batch_size", "rollout.batch_size", "ppo", COUNT, always(1024)),
-    VersionedFlag("vllm_generate_batch_size", "rollout.vllm_generate_batch_size", "ppo@0.8.1", COUNT),
-    VersionedFlag("dynamic_filtering", "algo.dynamic_filtering_enable", "ppo@0.8.1", SWITCH),
-    VersionedFlag("dynamic_filtering_reward_range", "algo.dynamic_filtering_range", "ppo@0.8.1", PAIR, always((0.0, 1.0))),
+    *flags("ppo@0.9.8", COUNT, "max_new_tokens=rollout.max_new_tokens"),
+    *flags("ppo@0.8.6", SWITCH, "use_dynamic_batch=train.dynamic_batch_enable"),
+    *flags("ppo@0.8.6", COUNT, "train_max_tokens_per_gpu=train.max_tokens_per_gpu", 16192),
+    *flags("ppo", COUNT, {"num_episodes=train.num_episodes": 1, "n_samples_per_prompt=rollout.n_samples_per_prompt>batch.responses": 1, "rollout_batch_size=rollout.batch_size>batch.prompts": 1024}),
+    *flags("ppo@0.8.1", COUNT, "vllm_generate_batch_size=rollout.vllm_generate_batch_size"),
+    *flags("ppo@0.8.1", SWITCH, "dynamic_filtering=algo.dynamic_filtering_enable"),
+    *flags("ppo@0.8.1", PAIR, "dynamic_filtering_reward_range=algo.dynamic_filtering_range", (0.0, 1.0)),
 )
-
-
-def _group(role: str) -> tuple[VersionedFlag, ...]:
-    return (
-        VersionedFlag(f"{role}_num_nodes", f"{role}.num_nodes", "ppo", _CARDS, always(1)),
-        VersionedFlag(f"{role}_num_gpus_per_node", f"{role}.num_gpus_per_node", "ppo", _CARDS, always(8)),
-    )
 
 
 _ENGINES = (
-    *_group("actor"),
-    *_group("critic"),
     *_group("reward"),
-    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all colocate_critic_reward=train.colocate_critic_reward vllm_enable_sleep=vllm.enable_sleep deepspeed_enable_sleep=ds.enable_sleep enforce_eager=vllm.enforce_eager"),
-    VersionedFlag("vllm_num_engines", "vllm.num_engines", "ppo", WHOLE),
-    VersionedFlag("vllm_tensor_parallel_size", "vllm.tensor_parallel_size", "ppo", COUNT, always(1)),
-    VersionedFlag("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization", "ppo", NUMBER, always(0.95)),
-    VersionedFlag("temperature", "rollout.temperature", "ppo", NUMBER, always(1.0)),
+    *flags("ppo", SWITCH, "colocate_all_models=train.colocate_all colocate_critic_reward=train.colocate_critic_reward deepspeed_enable_sleep=ds.enable_sleep"),
+    *flags("ppo", SWITCH, "vllm_enable_sleep=vllm.enable_sleep>rollout.vllm.sleep_level", convert=sleep_level),
+    *flags("ppo", SWITCH, "enforce_eager=vllm.enforce_eager>rollout.vllm.arguments.enforce_eager", convert=or_none),
+    *flags("ppo", WHOLE, "vllm_num_engines=vllm.num_engines>rollout.engines", convert=or_none),
+    *flags("ppo", COUNT, "vllm_tensor_parallel_size=vllm.tensor_parallel_size>rollout.vllm.tensor_parallel", 1),
+    *flags("ppo", NUMBER, {"vllm_gpu_memory_utilization=vllm.gpu_memory_utilization>rollout.vllm.memory_share": 0.95, "temperature=rollout.temperature>rollout.sampling.temperature": 1.0}),
 )
 
 _ALGORITHM = (
-    VersionedFlag("advantage_estimator", "algo.advantage.estimator", "ppo", one_of(*ESTIMATORS), always("gae")),
-    *flags("ppo", NUMBER, "gamma=algo.advantage.gamma lambd=algo.advantage.lambd", 1.0),
+    *flags("ppo", one_of(*ESTIMATORS), "advantage_estimator=algo.advantage.estimator", "gae"),
+    *flags("ppo", NUMBER, {"gamma=algo.advantage.gamma": 1.0, "lambd=algo.advantage.lambd": 1.0, "value_clip=critic.value_clip": from_version(0.2, "0.8.2", 0.5), "eps_clip=actor.eps_clip": 0.2}),
+    *flags("ppo", NUMBER, {"entropy_loss_coef=actor.entropy_coef>algorithm.entropy_bonus": from_version(0.0, "0.8.3", None), "init_kl_coef=algo.kl.init_coef>algorithm.kl.coefficient": 0.01}),
     *flags("ppo", SWITCH, "no_advantage_std_norm=algo.advantage.no_std_norm use_kl_loss=algo.kl.use_loss"),
-    VersionedFlag("value_clip", "critic.value_clip", "ppo", NUMBER, from_version(0.2, "0.8.2", 0.5)),
-    VersionedFlag("freezing_actor_steps", "critic.freezing_steps", "ppo", WHOLE, always(-1)),
-    VersionedFlag("policy_loss_type", "actor.policy_loss_type", "ppo@0.8.8", one_of("ppo", "gspo"), always("ppo")),
-    VersionedFlag("eps_clip", "actor.eps_clip", "ppo", NUMBER, always(0.2)),
-    VersionedFlag("eps_clip_low_high", "actor.eps_clip_low_high", "ppo@0.8.2", PAIR),
-    VersionedFlag("dual_clip", "actor.dual_clip", "ppo@0.8.6", NUMBER),
-    VersionedFlag("loss_agg_mode", "actor.loss_agg_mode", "ppo@0.11.2", one_of("token-mean", "seq-mean-token-mean"), always("token-mean")),
-    VersionedFlag("entropy_loss_coef", "actor.entropy_coef", "ppo", NUMBER, from_version(0.0, "0.8.3", None)),
-    VersionedFlag("enable_vllm_is_correction", "algo.advantage.is_correction_enable", "ppo@0.8.9-0.11.1", SWITCH),
-    VersionedFlag("use_icepop", "", "ppo@0.9.1-0.9.2", SWITCH),
-    VersionedFlag("vllm_is_correction_type", "algo.advantage.is_correction_type", "ppo@0.9.3-0.11.1", one_of(*CORRECTIONS), always("tis")),
-    VersionedFlag("is_correction_level", "algo.advantage.is_correction_level", "ppo@0.11.2", one_of("off", "token", "seq"), always("off")),
-    VersionedFlag("is_correction_mode", "algo.advantage.is_correction_mode", "ppo@0.11.2", one_of("mask", "clip"), always("mask")),
-    VersionedFlag("is_correction_gating", "algo.advantage.is_correction_gating", "ppo@0.11.2", one_of("ratio", "binary_kl", "tv"), always("ratio")),
-    VersionedFlag("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold", "ppo@0.8.9", BOUNDS, from_version((2.0,), "0.9.1", (0.5, 5.0))),
-    VersionedFlag("init_kl_coef", "algo.kl.init_coef", "ppo", NUMBER, always(0.01)),
-    VersionedFlag("kl_estimator", "algo.kl.estimator", "ppo", one_of("k1", "k2", "k3"), always("k1")),
-    VersionedFlag("kl_target", "algo.kl.target", "ppo", NUMBER),
-    VersionedFlag("kl_horizon", "algo.kl.horizon", "ppo", WHOLE, always(10000)),
-    VersionedFlag("kl_unbiased_gradient", "algo.kl.unbiased_gradient", "ppo@0.11.1", SWITCH),
-    VersionedFlag("loss", "model.loss_type", "rm", TEXT, always("sigmoid")),
-    VersionedFlag("beta", "model.beta", "dpo kto", NUMBER, by_command(dpo=0.1, kto=0.01)),
-    VersionedFlag("ipo", "model.ipo_enable", "dpo", SWITCH),
-    *flags("dpo", NUMBER, "label_smoothing=model.label_smoothing nll_loss_coef=model.nll_loss_coef", 0.0),
+    *flags("ppo", WHOLE, {"freezing_actor_steps=critic.freezing_steps": -1, "kl_horizon=algo.kl.horizon": 10000}),
+    *flags("ppo@0.8.8", one_of("ppo", "gspo"), "policy_loss_type=actor.policy_loss_type", "ppo"),
+    *flags("ppo@0.8.2", PAIR, "eps_clip_low_high=actor.eps_clip_low_high"),
+    *flags("ppo@0.8.6", NUMBER, "dual_clip=actor.dual_clip"),
+    *flags("ppo@0.11.2", one_of("token-mean", "seq-mean-token-mean"), "loss_agg_mode=actor.loss_agg_mode", "token-mean"),
+    *flags("ppo@0.8.9-0.11.1", SWITCH, "enable_vllm_is_correction=algo.advantage.is_correction_enable"),
+    *flags("ppo@0.9.1-0.9.2", SWITCH, "use_icepop="),
+    *flags("ppo@0.9.3-0.11.1", one_of(*CORRECTIONS), "vllm_is_correction_type=algo.advantage.is_correction_type", "tis"),
+    *flags("ppo@0.11.2", one_of("off", "token", "seq"), "is_correction_level=algo.advantage.is_correction_level", "off"),
+    *flags("ppo@0.11.2", one_of("mask", "clip"), "is_correction_mode=algo.advantage.is_correction_mode", "mask"),
+    *flags("ppo@0.11.2", one_of("ratio", "binary_kl", "tv"), "is_correction_gating=algo.advantage.is_correction_gating", "ratio"),
+    *flags("ppo@0.8.9", BOUNDS, "vllm_is_truncated_threshold=algo.advantage.is_correction_threshold", from_version((2.0,), "0.9.1", (0.5, 5.0))),
+    *flags("ppo", one_of("k1", "k2", "k3"), "kl_estimator=algo.kl.estimator>algorithm.kl.estimator", "k1"),
+    *flags("ppo", NUMBER, "kl_target=algo.kl.target>algorithm.kl.adaptive.target", convert=or_none),
+    *flags("ppo@0.11.1", SWITCH, "kl_unbiased_gradient=algo.kl.unbiased_gradient"),
+    *flags("rm", TEXT, "loss=model.loss_type", "sigmoid"),
+    *flags("dpo kto", NUMBER, "beta=model.beta>algorithm.loss.options.beta", by_command(dpo=0.1, kto=0.01)),
+    *flags("dpo", SWITCH, "ipo=model.ipo_enable"),
+    *flags("dpo", NUMBER, "label_smoothing=model.label_smoothing nll_loss_coef=model.nll_loss_coef>algorithm.nll_weight", 0.0),
     *flags("kto", NUMBER, "desirable_loss_weight= undesirable_loss_weight=", 1.0),
-    VersionedFlag("kd_coef", "", "kd", NUMBER, always(0.4)),
+    *flags("kd", NUMBER, "kd_coef=>algorithm.nll_share", 0.4, convert=lambda share: 1 - share),
 )
 
 _REWARDS = (
     *flags("ppo", TEXT, "reward_pretrain=reward.model_name_or_path remote_rm_url=reward.remote_url agent_func_path=train.agent_func_path"),
-    VersionedFlag("normalize_reward", "reward.normalize_enable", "ppo", SWITCH),
-    VersionedFlag("reward_clip_range", "reward.clip_range", "ppo", PAIR, always((-10.0, 10.0))),
-    VersionedFlag("overlong_buffer_len", "reward.overlong_buffer_len", "ppo@0.8.7", NUMBER),
-    VersionedFlag("overlong_penalty_factor", "reward.overlong_penalty_factor", "ppo@0.8.7", NUMBER, always(1.0)),
-    VersionedFlag("stop_properly_penalty_coef", "reward.stop_properly_penalty_coef", "ppo@0.9.2", NUMBER),
-    VersionedFlag("value_head_prefix", "ds.value_head_prefix", "ppo rm", TEXT, always("score")),
+    *flags("ppo", SWITCH, "normalize_reward=reward.normalize_enable"),
+    *flags("ppo", PAIR, "reward_clip_range=reward.clip_range", (-10.0, 10.0)),
+    *flags("ppo@0.8.7", NUMBER, {"overlong_buffer_len=reward.overlong_buffer_len": None, "overlong_penalty_factor=reward.overlong_penalty_factor": 1.0}),
+    *flags("ppo@0.9.2", NUMBER, "stop_properly_penalty_coef=reward.stop_properly_penalty_coef"),
+    *flags("ppo rm", TEXT, "value_head_prefix=ds.value_head_prefix", "score"),
 )
 
 _RUN = (
-    VersionedFlag("save_path", "ckpt.output_dir", _ALL, TEXT, always("./ckpt")),
-    VersionedFlag("save_steps", "ckpt.save_steps", _ALL, WHOLE, always(-1)),
-    VersionedFlag("max_ckpt_num", "ckpt.max_num", _ALL, COUNT, always(3)),
-    VersionedFlag("load_checkpoint", "ckpt.load_enable", _ALL, SWITCH),
-    VersionedFlag("use_wandb", "logger.wandb.key", _ALL, TEXT),
-    VersionedFlag("wandb_project", "logger.wandb.project", _ALL, TEXT, by_command("openrlhf_train_dpo", ppo="openrlhf_train_ppo", sft="openrlhf_train_sft", kd="openrlhf_train_sft", rm="openrlhf_train_rm")),
+    *flags(_ALL, TEXT, {"save_path=ckpt.output_dir>run.directory": "./ckpt", "use_wandb=logger.wandb.key": None}),
+    *flags(_ALL, TEXT, "wandb_project=logger.wandb.project", by_command("openrlhf_train_dpo", ppo="openrlhf_train_ppo", sft="openrlhf_train_sft", kd="openrlhf_train_sft", rm="openrlhf_train_rm")),
+    *flags(_ALL, WHOLE, "save_steps=ckpt.save_steps>run.save_every", -1, convert=positive),
+    *flags(_ALL, COUNT, "max_ckpt_num=ckpt.max_num", 3),
+    *flags(_ALL, SWITCH, "load_checkpoint=ckpt.load_enable>run.resume=auto"),
 )
 
 FLAGS: tuple[VersionedFlag, ...] = (*_MODELS, *_ROWS, *_BATCHES, *_OPTIMIZERS, *_RUN, *_ENGINES, *_ALGORITHM, *_REWARDS, *_ABSENT)

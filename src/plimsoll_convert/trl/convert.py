@@ -5,10 +5,10 @@ The command line, TRL's YAML file, and the config files of accelerate and DeepSp
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,26 +16,21 @@ from plimsoll.config.problems import refuse
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.options import (
+from plimsoll_convert.settings import (
     Assignment,
+    Keys,
     Options,
     Remark,
-    nearest,
-    read_settings,
-)
-from plimsoll_convert.trl import data, learning, roles
-from plimsoll_convert.trl.programs import COMMANDS, find_command
-from plimsoll_convert.trl.settings import OLD_DEFAULTS, OLD_NAMES, SETTINGS
-from plimsoll_convert.values import (
-    Keys,
     Setting,
     Typed,
     by_name,
     join_words,
+    read_settings,
     settings_of,
     split_flags,
-    with_defaults,
 )
+from plimsoll_convert.trl import COMMANDS, find_command, learning, sections
+from plimsoll_convert.trl.settings import OLD_DEFAULTS, OLD_NAMES, SETTINGS
 from plimsoll_convert.writer import Converted, write_config
 
 _NULLS = (("None",), ("null",))
@@ -62,70 +57,60 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
         ConfigError: The program cannot be converted, or a file or a value cannot be read.
     """
     command = find_command(launch.program)
-    typed, problems = split_flags([*_accelerate_flags(launch), *launch.arguments])
+    words = launch.launcher
+    at = next((i for i, word in enumerate(words) if os.path.basename(word) == "accelerate"), None)
+    of_accelerate = () if at is None else words[at + 2 :]
+    flags = [word for word in of_accelerate if word not in ("-m", "python")]
+    typed, problems = split_flags([*flags, *launch.arguments])
     refuse(problems)
-    given = [Typed(option.name.replace("-", "_"), option.words) for option in typed]
+    given = {name.replace("-", "_"): words for name, words in typed}
     notes: list[Remark] = []
-    options = {option.name: option for option in [*_files(given, notes), *given]}
+    options = {**dict(_files(given, notes)), **given}
     old = command == "grpo" and any(name in options for name in OLD_NAMES)
-    listed = with_defaults(settings_of(SETTINGS, command), OLD_DEFAULTS if old else {})
-    o = read_settings(
+    listed = settings_of(SETTINGS, command, OLD_DEFAULTS if old else None)
+    return read_settings(
         command,
         launch,
         {f"--{setting.name}": setting for setting in listed},
-        [_assignment(command, option) for option in options.values()],
+        [_assignment(command, name, words) for name, words in options.items()],
         "give another value, or leave the flag out",
-    )
-    return replace(
-        o,
-        remarks=(*notes, *o.remarks),
+        notes=tuple(notes),
         cards=cards,
         rl=command in ("grpo", "rloo"),
         pairs=command in ("dpo", "reward", "orpo", "cpo"),
     )
 
 
-def _accelerate_flags(launch: Launch) -> Sequence[str]:
-    """Return the words of `accelerate launch` before the program; empty without accelerate."""
-    words = launch.launcher
-    at = next((i for i, word in enumerate(words) if os.path.basename(word) == "accelerate"), None)
-    return () if at is None else [word for word in words[at + 2 :] if word not in ("-m", "python")]
-
-
-def _assignment(command: str, option: Typed) -> Assignment:
+def _assignment(command: str, given: str, words: tuple[str, ...]) -> Assignment | Remark:
     """Return the assignment of an option: its name may be `no_NAME`, or a unique prefix."""
-    known, name = _known(command), f"--{option.name}"
-    words: tuple[str, ...] | None = option.words
-    text = join_words(name, option.words)
-    setting = known.get(option.name)
-    if setting is None:
-        switch = known.get(option.name.removeprefix("no_"))
-        begun = {s.id: s for full, s in known.items() if full.startswith(option.name or " ")}
-        if switch is not None and (switch.reader.kind is bool or switch.absent is not None):
-            return Assignment(name, ("false",), text, switch)
-        if len(begun) != 1:
-            return Assignment(name, words, text, None, _explain_unknown(command, option.name))
-        [setting] = begun.values()
-    return Assignment(name, None if option.words[:1] in _NULLS else words, text, setting)
-
-
-def _explain_unknown(command: str, name: str) -> str:
-    others = [c for c in COMMANDS if name in _known(c)]
+    known, name = _known(command), f"--{given}"
+    text = join_words(name, words)
+    value = None if words[:1] in _NULLS else words
+    if given in known:
+        return known[given], name, value, text
+    switch = known.get(given.removeprefix("no_"))
+    if switch is not None and (switch.reader.kind is bool or switch.absent is not None):
+        return switch, name, ("false",), text
+    begun = {s.id: s for full, s in known.items() if full.startswith(given or " ")}
+    if len(begun) == 1:
+        return next(iter(begun.values())), name, value, text
     why = f"trl {command} of TRL 1.16 has no such setting"
-    if others:
-        return f"{why}; trl {' and '.join(others)} has"
-    return why + nearest(f"--{name}", [f"--{known}" for known in _known(command)])
+    if others := [c for c in COMMANDS if given in _known(c)]:
+        return Remark("unknown", text, f"{why}; trl {' and '.join(others)} has")
+    close = difflib.get_close_matches(name, [f"--{full}" for full in known], n=2)
+    near = f"; did you mean {' or '.join(close)}?" if close else ""
+    return Remark("unknown", text, why + near)
 
 
-def _files(given: Sequence[Typed], notes: list[Remark]) -> Iterator[Typed]:
+def _files(given: Mapping[str, tuple[str, ...]], notes: list[Remark]) -> Iterator[Typed]:
     """Yield the settings in the files of accelerate, TRL and DeepSpeed that flags name."""
-    flags = {option.name: option.words[0] for option in given if option.words}
+    flags = {name: words[0] for name, words in given.items() if words}
     for flag in ("config_file", "accelerate_config"):
         if flag in flags:
             yield from _accelerate(flag, flags[flag], notes)
     of_trl = [*_config(flags["config"], notes)] if "config" in flags else []
     yield from of_trl
-    flags |= {option.name: option.words[0] for option in of_trl if option.words} | flags
+    flags = {name: words[0] for name, words in of_trl if words} | flags
     if "deepspeed" in flags:
         yield from _deepspeed(flags["deepspeed"], notes)
 
@@ -142,13 +127,8 @@ def _config(path: str, notes: list[Remark]) -> Iterator[Typed]:
 def _as_typed(name: str, value: object) -> Typed:
     plain = isinstance(value, tuple) and not any(isinstance(v, dict | tuple) for v in value)
     values = value if plain and isinstance(value, tuple) else (value,)
-    return Typed(name, tuple(map(_as_word, values)))
-
-
-def _as_word(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return "None" if value is None else json.dumps(value)
+    texts = ("None" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
+    return name, tuple(texts)
 
 
 def _mapping(path: str) -> Mapping[str, object]:
@@ -221,25 +201,21 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
         SettingsConflict: Settings cannot work together.
     """
     o = _read_options(launch, cards)
-    run = _run(o)
-    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
-    old = o.given(*OLD_NAMES)
-    about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
-    converted = write_config(learning.job(o), run, o, remarks, about)
-    return replace(converted, version_note=f"--{old[0]} {_OLD_NOTE}") if old else converted
-
-
-def _run(o: Options) -> Keys:
-    return {
-        "cluster": roles.machines(o),
-        "actor": roles.actor(o),
-        "reference": roles.reference(o),
+    run: Keys = {
+        "cluster": sections.machines(o),
+        "actor": sections.actor(o),
+        "reference": sections.reference(o),
         "teacher": learning.teacher(o),
         "reward_model": learning.reward_model(o),
         "rewards": learning.rewards(o),
-        "data": data.data(o),
-        "batch": data.batch(o),
-        "rollout": roles.rollout(o),
+        "data": sections.data(o),
+        "batch": sections.batch(o),
+        "rollout": sections.rollout(o),
+        "eval_sampling": {} if o["eval_strategy"] != "no" else None,
         "algorithm": learning.algorithm(o),
-        "run": data.run(o),
+        "run": sections.run(o),
     }
+    old = o.given(*OLD_NAMES)
+    about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
+    note = f"--{old[0]} {_OLD_NOTE}" if old else ""
+    return write_config(learning.job(o), run, o, about, note)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from plimsoll.errors import ConfigError
-from plimsoll_convert.options import Options, Remark
-from plimsoll_convert.trl.data import learned_tokens, mini_batches, updates
-from plimsoll_convert.trl.roles import frozen_stage
-from plimsoll_convert.values import Keys, Sourced, Value
+from plimsoll_convert import rules
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, or_none
+from plimsoll_convert.trl.sections import frozen_stage, learned_tokens, mini_batches, updates
 
 _AGGREGATIONS = {
-    "grpo": "sequences",
-    "sapo": "sequences",
-    "dapo": "tokens",
-    "bnpo": "tokens",
-    "cispo": "tokens",
+    **dict.fromkeys(("grpo", "sapo"), "sequences"),
+    **dict.fromkeys(("dapo", "bnpo", "cispo"), "tokens"),
     "dr_grpo": "constant",
 }
 """The units of which each loss is a mean."""
@@ -24,13 +20,9 @@ _DELTA = 1e-4
 """The number that TRL adds to a group's standard deviation."""
 _SCALES = {"group": "grpo", "true": "grpo", "none": "dr_grpo", "false": "dr_grpo"}
 _PAIR_LOSSES = {
-    "sigmoid": "dpo",
-    "sigmoid_norm": "dpo",
-    "ipo": "ipo",
-    "hinge": "hinge",
-    "robust": "robust",
+    **dict.fromkeys(("sigmoid", "sigmoid_norm"), "dpo"),
+    **{name: name for name in ("ipo", "hinge", "robust")},
 }
-_NORMALISED = ("sigmoid_norm", "ipo")
 _SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")
 """The pair losses that use `label_smoothing` in TRL; all others ignore it."""
 _THINK = r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"
@@ -63,22 +55,31 @@ def algorithm(o: Options) -> Keys:
         case "dpo":
             return _dpo(o)
         case "cpo":
-            return _cpo(o)
-        case "orpo":
-            name = Sourced("orpo", note="trl orpo")
-            return {"loss": {"name": name, "options": {"beta": o.take("beta")}}}
-        case "kto":
-            names = ("beta", "desirable_weight", "undesirable_weight")
+            name = o["loss_type"]
+            if name not in ("sigmoid", "simpo"):
+                raise _unsupported(o, "loss_type", "known are sigmoid (CPO) and simpo")
+            simpo, why = name == "simpo", "the labels of cpo and simpo are not smoothed"
             return {
-                "loss": {"options": {name: o.take(name) for name in names}},
-                "/reference_logprobs.precompute": o.take("precompute_ref_log_probs"),
+                "loss.name": o.trace("simpo" if simpo else "cpo", "loss_type"),
+                "loss.options.alpha": o.take_if(not simpo, "cpo_alpha"),
+                "loss.options.gamma": o.take_if(simpo, "simpo_gamma"),
+                "nll_weight": o.take_if(simpo, "cpo_alpha"),
+                "smoothing": o.leave_out(why, "label_smoothing", when=o["label_smoothing"]),
             }
+        case "orpo":
+            return {"loss.name": Sourced("orpo", note="trl orpo")}
         case "gkd":
-            return _gkd(o)
-        case "reward":
-            return {"centring": o.take("center_rewards_coefficient")}
-    noise = o.take("neftune_noise_alpha", lambda alpha: alpha or None)
-    return {"neftune_alpha": noise, "learned_tokens": learned_tokens(o)}
+            share, noise = o["beta"], "noise on embeddings is one of SFT's"
+            name = "forward_kl" if share == 0 else "reverse_kl" if share == 1 else "jsd"
+            return {
+                "divergence.name": o.trace(name, "beta"),
+                "divergence.options.beta": o.take_if(name == "jsd", "beta"),
+                "noise": o.leave_out(noise, "neftune_noise_alpha"),
+            }
+        case "sft":
+            alpha = o.take("neftune_noise_alpha", or_none)
+            return {"neftune_alpha": alpha, "learned_tokens": learned_tokens(o)}
+    return {}
 
 
 def _unsupported(o: Options, id: str, known: str) -> ConfigError:
@@ -91,37 +92,32 @@ def _grpo(o: Options) -> Keys:
         raise _unsupported(o, "loss_type", f"known are {', '.join(_AGGREGATIONS)}")
     if loss in ("cispo", "sapo") and o[level] == "sequence":
         raise ConfigError(f"{o.show(level)} with {o.show('loss_type')}: not supported.")
-    constant = _AGGREGATIONS[loss] == "constant"
-    tokens = o.take("max_completion_length", note="TRL's divisor") if constant else None
-    note = "of each process's share there" if loss == "bnpo" else ""
-    return {
-        "advantage": _advantage(o),
-        "policy_loss": _policy_loss(o, loss),
-        "aggregation": o.trace(_AGGREGATIONS[loss], "loss_type", note=note),
-        "aggregation_tokens": tokens,
-        "correction": _correction(o),
-        "kl": _kl(o),
-        "epochs": o.take("num_iterations"),
-        "mini_batches": mini_batches(o),
-        "mask_truncated": o.take("mask_truncated_completions"),
-        "entropy_bonus": o.take("entropy_coef"),
-    }
-
-
-def _advantage(o: Options) -> Keys:
     scale, flag = str(o["scale_rewards"]).lower(), "scale_rewards"
     if scale not in _SCALES:
         raise _unsupported(o, flag, "rewards are scaled by their group, or not: group or none")
     name = _SCALES[scale]
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         name, flag = "gdpo", "multi_objective_aggregation"
-    delta = None if name == "dr_grpo" else o.trace(_DELTA, flag, note="TRL's constant")
-    return {"name": o.trace(name, flag), "options": {"delta": delta}}
-
-
-def _clips(o: Options) -> dict[str, Value]:
-    high = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
-    return {"clip_low": o.take("epsilon"), "clip_high": o.trace(high, "epsilon", "epsilon_high")}
+    constant = _AGGREGATIONS[loss] == "constant"
+    low, truncation = "vllm_importance_sampling_clip_min", o["vllm_importance_sampling_mode"]
+    cuts = o["use_vllm"] and o[low] and truncation.endswith("truncate")
+    note = "of each process's share there" if loss == "bnpo" else ""
+    divisor = o.trace(o["max_completion_length"], "max_completion_length", note="TRL's divisor")
+    return {
+        "advantage.name": o.trace(name, flag),
+        "advantage.options.delta": o.trace_if(
+            name != "dr_grpo", _DELTA, flag, note="TRL's constant"
+        ),
+        "policy_loss": _policy_loss(o, loss),
+        "aggregation": o.trace(_AGGREGATIONS[loss], "loss_type", note=note),
+        "aggregation_tokens": divisor if constant else None,
+        "correction": _correction(o),
+        "small_weights": o.leave_out(
+            "weights that are smaller are left as they are", low, when=cuts
+        ),
+        "kl": _kl(o),
+        "mini_batches": mini_batches(o),
+    }
 
 
 def _policy_loss(o: Options, loss: str) -> Keys:
@@ -129,18 +125,26 @@ def _policy_loss(o: Options, loss: str) -> Keys:
         cap = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
         why = f"without --epsilon_high TRL caps every ratio at {cap:g}; its docs advise 5"
         check = why if o["epsilon_high"] is None else ""
-        options: dict[str, Value] = {"cap": o.trace(cap, "epsilon_high", check=check)}
-        return {"name": o.trace("cispo", "loss_type"), "options": options}
+        bound = o.trace(cap, "epsilon_high", check=check)
+        return {"name": o.trace("cispo", "loss_type"), "options.cap": bound}
     if loss == "sapo":
-        flags = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
-        options = {name: o.take(flag) for name, flag in flags.items()}
-        return {"name": o.trace("sapo", "loss_type"), "options": options}
+        return {
+            "name": o.trace("sapo", "loss_type"),
+            "options.tau_positive": o.take("sapo_temperature_pos"),
+            "options.tau_negative": o.take("sapo_temperature_neg"),
+        }
     level = "importance_sampling_level"
     sequence = o[level] == "sequence"
     return {
         "name": o.trace("gspo" if sequence else "clip", level),
-        "options": {**_clips(o), "dual_clip": None if sequence else o.take("delta")},
+        "options": {**_clips(o), "dual_clip": o.take_if(not sequence, "delta")},
+        "delta": o.leave_out("gspo has no dual clip", "delta", when=sequence),
     }
+
+
+def _clips(o: Options) -> dict[str, Value]:
+    high = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
+    return {"clip_low": o.take("epsilon"), "clip_high": o.trace(high, "epsilon", "epsilon_high")}
 
 
 def _rloo(o: Options) -> Keys:
@@ -153,39 +157,29 @@ def _rloo(o: Options) -> Keys:
     why += f"first of a step's {number} updates alone"
     check = why if number > 1 else ""
     return {
-        "advantage": {"name": Sourced("rloo", note="trl rloo")},
-        "policy_loss": {
-            "name": Sourced("clip", note="trl rloo", check=check),
-            "options": _clips(o),
-        },
+        "advantage.name": Sourced("rloo", note="trl rloo"),
+        "policy_loss.name": Sourced("clip", note="trl rloo", check=check),
+        "policy_loss.options": _clips(o),
         "aggregation": Sourced("constant", note=note),
         "aggregation_tokens": Sourced(1, note=note),
         "correction": Sourced(None, note="RLOO of TRL has none"),
         "kl": _kl(o),
-        "epochs": o.take("num_iterations"),
         "mini_batches": mini_batches(o),
-        "mask_truncated": o.take("mask_truncated_completions"),
     }
 
 
 def _correction(o: Options) -> Keys | Sourced:
-    switch, mode, high, low = (
-        "vllm_importance_sampling_correction",
-        "vllm_importance_sampling_mode",
-        "vllm_importance_sampling_clip_max",
-        "vllm_importance_sampling_clip_min",
-    )
+    switch, mode = "vllm_importance_sampling_correction", "vllm_importance_sampling_mode"
+    high, low = "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"
     if not (o[switch] and o["use_vllm"]):
         return o.trace(None, switch if o["use_vllm"] else "use_vllm")
     level, _, kind = str(o[mode]).partition("_")
-    name = "truncate" if kind == "truncate" else "icepop" if level == "token" else "mask"
+    name = rules.correction_name(level, clips=kind == "truncate")
     return {
         "name": o.trace(name, mode, switch),
-        "options": {
-            "high": o.trace(1e9 if o[high] is None else o[high], high),
-            "level": o.trace(level, mode) if name != "icepop" else None,
-            "low": o.trace(o[low] or 0.0, low) if name != "truncate" else None,
-        },
+        "options.high": o.trace(1e9 if o[high] is None else o[high], high),
+        "options.level": o.trace_if(name != "icepop", level, mode),
+        "options.low": o.trace_if(name != "truncate", o[low] or 0.0, low),
     }
 
 
@@ -196,24 +190,18 @@ def _kl(o: Options) -> Keys | Sourced:
         why = "TRL takes the KL of the whole response off its reward, before the others' mean is; "
         why += "here each token loses the KL from there to the end of its response, after that. "
         why += "Expected gradients are the same"
-        place, corrected = o.trace("reward", "beta", check=why), None
-    else:
-        place, corrected = o.trace("loss", "beta"), _ratio_corrected(o)
-    return {
-        "place": place,
-        "coefficient": o.take("beta"),
-        "estimator": o.trace("k1" if o.command == "rloo" else "k3", "beta", note="TRL's"),
-        "ratio_corrected": corrected,
-    }
-
-
-def _ratio_corrected(o: Options) -> Value:
+        estimator = o.trace("k1", "beta", note="TRL's")
+        return {"place": o.trace("reward", "beta", check=why), "estimator": estimator}
     flag, level, why = "use_bias_correction_kl", "importance_sampling_level", ""
     if o[flag] and o[level] == "sequence":
         why = f"with {o.show(level)} TRL weighs the KL of each token by the ratio of its whole "
         why += "response, here by the token's own; they are the same without the correction: "
         why += f"--{flag} false"
-    return o.trace(bool(o[flag]), flag, check=why)
+    return {
+        "place": o.trace("loss", "beta"),
+        "estimator": o.trace("k3", "beta", note="TRL's"),
+        "ratio_corrected": o.trace(bool(o[flag]), flag, check=why),
+    }
 
 
 def _dpo(o: Options) -> Keys:
@@ -228,79 +216,45 @@ def _dpo(o: Options) -> Keys:
     [name], by_name = learned, dict(zip(names, weights or [1.0] * len(names), strict=True))
     if by_name[name] <= 0:
         raise ConfigError(f"{o.show('loss_weights')}: {name} needs a weight over 0.")
-    nll = o.take("rpo_alpha")
+    weight, normalised = by_name[name], name in ("sigmoid_norm", "ipo")
+    check = f"the loss of pairs has weight 1 here, {weight:g} there: the learning rate counts"
+    named = o.trace(_PAIR_LOSSES[name], "loss_type", check=check if weight != 1.0 else "")
+    note = "TRL divides by the length"
+    smoothing, why = "label_smoothing", f"TRL reads it in {', '.join(_SMOOTHED)} alone, and trains "
+    why += f"{name} without it"
+    keys: dict[str, Keys | Value] = {
+        "loss.name": named,
+        "loss.options.length_normalised": o.trace_if(normalised, True, "loss_type", note=note),
+        "loss.options.beta": o.take("beta"),
+        "loss.options.flip_rate": o.take_if(name == "robust", smoothing),
+        "smoothing": o.leave_out(why, smoothing, when=name != "robust", kind="idle"),
+    }
     if "sft" in names:
-        note, share = "a mean over pairs, there over tokens", by_name["sft"] / by_name[name]
-        nll = o.trace(share, "loss_type", "loss_weights", note=note)
-    normalised = o.trace(True, "loss_type", note="TRL divides by the length")
-    options = {
-        "length_normalised": normalised if name in _NORMALISED else None,
-        "beta": o.take("beta"),
-        "flip_rate": o.take("label_smoothing") if name == "robust" else None,
-    }
-    check = (
-        f"the loss of pairs has weight 1 here, {by_name[name]:g} there: the learning rate counts"
-    )
-    return {
-        "loss": {
-            "name": o.trace(
-                _PAIR_LOSSES[name], "loss_type", check=check if by_name[name] != 1.0 else ""
-            ),
-            "options": options,
-        },
-        "nll_weight": nll,
-        "/reference_logprobs.precompute": o.take("precompute_ref_log_probs"),
-    }
-
-
-def _cpo(o: Options) -> Keys:
-    name = o["loss_type"]
-    if name not in ("sigmoid", "simpo"):
-        raise _unsupported(o, "loss_type", "known are sigmoid (CPO) and simpo")
-    simpo = name == "simpo"
-    options = {
-        "beta": o.take("beta"),
-        "alpha": None if simpo else o.take("cpo_alpha"),
-        "gamma": o.take("simpo_gamma") if simpo else None,
-    }
-    return {
-        "loss": {"name": o.trace("simpo" if simpo else "cpo", "loss_type"), "options": options},
-        "nll_weight": o.take("cpo_alpha") if simpo else None,
-    }
+        share, note = by_name["sft"] / weight, "a mean over pairs, there over tokens"
+        keys["nll_weight"] = o.trace(share, "loss_type", "loss_weights", note=note)
+    return keys
 
 
 def teacher(o: Options) -> Keys | None:
     """Return the teacher of `trl gkd`; None for other commands."""
     if o.command != "gkd":
         return None
-    path = o.take("teacher_model_name_or_path")
-    if path is None:
+    if o["teacher_model_name_or_path"] is None:
         raise ConfigError("--teacher_model_name_or_path is needed: the model to distil from.")
     if o["lmbda"] > 0:
         raise ConfigError(
             f"{o.show('lmbda')}: not supported: that share of the responses is sampled from the "
             "student, and `plimsoll distill` learns on the rows' responses: --lmbda 0 is that."
         )
-    return {"model": {"path": path}, "zero.stage": frozen_stage(o)}
-
-
-def _gkd(o: Options) -> Keys:
-    share = o["beta"]
-    name = "forward_kl" if share == 0 else "reverse_kl" if share == 1 else "jsd"
-    options = {"beta": o.take("beta") if name == "jsd" else None}
-    return {
-        "divergence": {"name": o.trace(name, "beta"), "options": options},
-        "temperature": o.take("temperature"),
-    }
+    return {"zero.stage": frozen_stage(o)}
 
 
 def reward_model(o: Options) -> Keys | None:
     """Return the reward model, or None if none is given."""
-    path = o.take("reward_model_name_or_path")
-    if path is None:
+    if o["reward_model_name_or_path"] is None:
         return None
     return {
-        "role": {"model": {"path": path}, "zero.stage": frozen_stage(o)},
+        "role.zero.stage": frozen_stage(o),
         "weight": o.trace(_weights(o)[0], "reward_weights"),
         "tokenizer": Sourced("own", note="TRL tokenises for the model"),
     }
@@ -326,45 +280,22 @@ def rewards(o: Options) -> Mapping[str, Keys]:
         return {}
     functions = list(o["reward_funcs"] or ())
     weights = _weights(o)[o["reward_model_name_or_path"] is not None :]
-    return dict(_part(o, name, w) for name, w in zip(functions, weights, strict=True))
-
-
-def _part(o: Options, function: str, weight: float) -> tuple[str, Keys]:
-    check, options = "", {}
-    if function in _FUNCTIONS:
-        name, values = _FUNCTIONS[function]
-        options = {k: o.trace(v, "reward_funcs", note=function) for k, v in values.items()}
-    elif "." in function:
-        name = ":".join(function.rsplit(".", 1))
-        check = "it runs as it is, and gets every column by its own name"
-    else:
-        raise ConfigError(
-            f"--reward_funcs {function}: TRL has no such function: {', '.join(_FUNCTIONS)}, or a "
-            "dotted path such as my_module.my_reward."
-        )
-    part = re.sub(r"\W+", "_", function.rpartition(".")[2]) or "reward"
-    return part, {
-        "name": o.trace(name, "reward_funcs", check=check),
-        "options": options,
-        "weight": o.trace(weight, "reward_weights"),
-        "clip": o.take("reward_clip_range", tuple, note="of each part here, of their sum there"),
-    }
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    if o.command == "gkd" and o.given("neftune_noise_alpha"):
-        yield Remark("lacking", "neftune_noise_alpha", "noise on embeddings is one of SFT's")
-    if o.command == "grpo" and o["importance_sampling_level"] == "sequence" and o.given("delta"):
-        yield Remark("lacking", "delta", "gspo has no dual clip")
-    low = "vllm_importance_sampling_clip_min"
-    if o["use_vllm"] and o[low] and str(o[low.replace("clip_min", "mode")]).endswith("truncate"):
-        yield Remark("lacking", low, "weights that are smaller are left as they are")
-    if not o.given("label_smoothing"):
-        return
-    if o.command == "cpo" and o["label_smoothing"]:
-        yield Remark("lacking", "label_smoothing", "the labels of cpo and simpo are not smoothed")
-    [name] = [n for n in o["loss_type"] if n != "sft"][:1] if o.command == "dpo" else [""]
-    if o.command == "dpo" and name != "robust":
-        why = f"TRL reads it in {', '.join(_SMOOTHED)} alone, and trains {name} without it"
-        yield Remark("idle", "label_smoothing", why)
+    parts: dict[str, Keys] = {}
+    for function, weight in zip(functions, weights, strict=True):
+        check, (name, values) = "", _FUNCTIONS.get(function, ("", {}))
+        if not name and "." in function:
+            name = ":".join(function.rsplit(".", 1))
+            check = "it runs as it is, and gets every column by its own name"
+        elif not name:
+            raise ConfigError(
+                f"--reward_funcs {function}: TRL has no such function: {', '.join(_FUNCTIONS)}, or "
+                "a dotted path such as my_module.my_reward."
+            )
+        part, note = function.rpartition(".")[2], "of each part here, of their sum there"
+        parts[re.sub(r"\W+", "_", part) or "reward"] = {
+            "name": o.trace(name, "reward_funcs", check=check),
+            "options": {k: o.trace(v, "reward_funcs", note=function) for k, v in values.items()},
+            "weight": o.trace(weight, "reward_weights"),
+            "clip": o.take("reward_clip_range", note=note),
+        }
+    return parts

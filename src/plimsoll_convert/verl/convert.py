@@ -8,25 +8,25 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.config.yaml_tree import read_value as read_yaml
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.options import Assignment, Options, Remark, read_settings
-from plimsoll_convert.values import (
+from plimsoll_convert.settings import (
     WORDS,
+    Assignment,
     Keys,
+    Options,
+    Remark,
     Setting,
     by_name,
     join_words,
+    read_settings,
     settings_of,
-    with_defaults,
 )
-from plimsoll_convert.verl import data, learning, roles
-from plimsoll_convert.verl.programs import find_command
+from plimsoll_convert.verl import find_command, learning, sections
 from plimsoll_convert.verl.settings import FAMILIES, FSDP_SFT, SETTINGS
 from plimsoll_convert.writer import Converted, write_config
 
@@ -45,21 +45,24 @@ def _read_options(launch: Launch, cards: int | None) -> Options:
     notes: list[Remark] = []
     overrides = dict(_overrides(launch.arguments, notes))
     is_old = launch.program == _OLD_PROGRAM
-    listed = with_defaults(settings_of(SETTINGS, command), FSDP_SFT if is_old else {})
+    listed = settings_of(SETTINGS, command, FSDP_SFT if is_old else None)
     known = by_name(listed)
     given = [_assignment(known, name, text) for name, text in overrides.items()]
-    of_families = [a.setting for a in given if a.setting and a.name not in known]
+    of_families = [g[0] for g in given if not isinstance(g, Remark) and g[1] not in known]
     unset = any("$" in text for text in overrides.values())
     remedy = "give another value, or leave it out"
     remedy += "; --set gives a variable of the script" if unset else ""
     settings = {setting.name: setting for setting in (*listed, *of_families)}
-    o = read_settings(command, launch, settings, given, remedy)
-    return replace(
-        o,
-        remarks=(*notes, *o.remarks),
+    return read_settings(
+        command,
+        launch,
+        settings,
+        given,
+        remedy,
+        notes=tuple(notes),
         cards=cards,
         rl=command == "ppo",
-        has_critic=command == "ppo" and o["algorithm.adv_estimator"] == "gae",
+        critic_if="algorithm.adv_estimator",
         show_default=lambda name, value: f"{name}={write_value(value)}",
     )
 
@@ -84,33 +87,22 @@ def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str,
             notes.append(Remark("unknown", join_words("", [word]).strip() or "''", why))
 
 
-def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignment:
+def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignment | Remark:
+    """Return the assignment of a key, which may be one of a family without a counterpart."""
     text = f"{name}={value}"
     if is_secret(name) or "env_vars" in text:
         text = f"{name}={MASK}"
-    setting = known.get(name) or _of_family(name)
-    if setting is None:
-        return Assignment(name, None, join_words("", [text]).strip(), None, _unknown(known, name))
-    visible = text if text.isprintable() else repr(text)
-    return Assignment(name, _words(value), visible, setting)
-
-
-def _of_family(name: str) -> Setting | None:
-    """Return a setting without a counterpart if the name begins like a family's; else None."""
-    for prefixes, reason in FAMILIES:
-        if name.startswith(prefixes):
-            return Setting(name, (), WORDS, absent=reason)
-    return None
-
-
-def _unknown(known: Mapping[str, Setting], name: str) -> str:
-    """Return a text that says a key is unknown, and suggests similar keys."""
+    of_family = (Setting(name, (), WORDS, absent=r) for p, r in FAMILIES if name.startswith(p))
+    setting = known.get(name) or next(of_family, None)
+    if setting is not None:
+        return setting, name, _words(value), text if text.isprintable() else repr(text)
     last = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     close += [key for key in known if key.rpartition(".")[2] == last]
     near = list(dict.fromkeys(close))[:2] or difflib.get_close_matches(name, known, n=1)
     why = "no such key is known, of verl 0.9.1 or of those before"
-    return why + (f"; did you mean {' or '.join(near)}?" if near else "")
+    why += f"; did you mean {' or '.join(near)}?" if near else ""
+    return Remark("unknown", join_words("", [text]).strip(), why)
 
 
 def _words(text: str) -> tuple[str, ...] | None:
@@ -155,26 +147,22 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
         SettingsConflict: Settings cannot work together.
     """
     o = _read_options(launch, cards)
-    run = _run(o)
-    remarks = [*roles.remarks(o), *data.remarks(o), *learning.remarks(o)]
-    is_old = launch.program == _OLD_PROGRAM
-    about = f"verl {'before ' if is_old else ''}{_VERSION}, {launch.program}"
-    converted = write_config(learning.job(o), run, o, remarks, about)
-    return replace(converted, version_note=_OLD_NOTE) if is_old else converted
-
-
-def _run(o: Options) -> Keys:
-    rollout, reward_model = roles.rollout(o), learning.reward_model(o)
-    return {
-        "cluster": roles.machines(o, has_reward_model=reward_model is not None),
-        "actor": roles.actor(o),
-        "critic": roles.critic(o),
-        "reference": roles.reference(o),
+    rollout, reward_model = sections.rollout(o), learning.reward_model(o)
+    run: Keys = {
+        "cluster": sections.machines(o, has_reward_model=reward_model is not None),
+        "actor": sections.actor(o),
+        "critic": sections.critic(o),
+        "reference": sections.reference(o),
         "reward_model": reward_model,
         "rewards": learning.rewards(o),
-        "data": data.data(o),
-        "batch": data.batch(o),
-        "rollout": rollout and {**rollout, "/eval_sampling": data.eval_sampling(o)},
+        "data": sections.data(o),
+        "batch": sections.batch(o),
+        "rollout": rollout,
+        "eval_sampling": sections.eval_sampling(o) if o.rl else None,
         "algorithm": learning.algorithm(o),
-        "run": data.run(o),
+        "run": sections.run(o),
     }
+    is_old = launch.program == _OLD_PROGRAM
+    about = f"verl {'before ' if is_old else ''}{_VERSION}, {launch.program}"
+    note = _OLD_NOTE if is_old else ""
+    return write_config(learning.job(o), run, o, about, note)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from plimsoll.errors import ConfigError
-from plimsoll_convert import mapping
-from plimsoll_convert.options import Options, Remark
-from plimsoll_convert.values import Keys, Sourced, Value
-from plimsoll_convert.verl.data import RESPONSE, files, mini_batches
-from plimsoll_convert.verl.roles import kl_in_reward
+from plimsoll_convert import rules
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, not_negative
+from plimsoll_convert.verl.sections import RESPONSE, files, kl_in_reward, mini_batches
 
 _ESTIMATORS = {
     "gae": "gae",
@@ -23,13 +21,7 @@ _ESTIMATORS = {
     "remax": "remax",
     "gdpo": "gdpo",
 }
-_LOSSES = {
-    "vanilla": "clip",
-    "gspo": "gspo",
-    "sapo": "sapo",
-    "cispo": "cispo",
-    "dppo_tv": "dppo_tv",
-}
+_LOSSES = {"vanilla": "clip", **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv")}}
 _AGGREGATIONS = {
     "token-mean": "tokens",
     "seq-mean-token-mean": "sequences",
@@ -54,8 +46,6 @@ _WEIGHED = "algorithm.rollout_correction.rollout_is"
 _BOUND = "algorithm.rollout_correction.rollout_is_threshold"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _CAP = f"{_ACTOR}.tis_imp_ratio_cap"
-_CLIPS = tuple(f"{_ACTOR}.{n}" for n in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
-_DUAL = f"{_ACTOR}.clip_ratio_c"
 _FUNCTION, _MODELLED = "reward.custom_reward_function.path", "reward.reward_model.enable"
 
 
@@ -88,7 +78,7 @@ def job(o: Options) -> str:
         return str(loss)
     if name == "grpo" and o["algorithm.filter_groups.enable"] and loss == "vanilla":
         return "dapo"
-    return mapping.PRESETS.get(name, "rl")
+    return rules.PRESETS.get(name, "rl")
 
 
 def algorithm(o: Options) -> Keys:
@@ -102,46 +92,38 @@ def algorithm(o: Options) -> Keys:
         tokens = o.trace(1, mode, note="a sum over each response")
     elif kind == "constant":
         tokens = o.take(factor) or o.take(RESPONSE)
-    warmup = o.take("trainer.critic_warmup", lambda steps: max(0, steps))
+    name, critic = _estimator(o), o.has_critic
+    clip, size = "critic.cliprange_value", "critic.ppo_mini_batch_size"
+    scales = name in ("grpo", "gdpo")
+    why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
+    why += "against the sampler's"
+    delta = o.trace_if(scales, 1e-6, _ESTIMATOR, note="verl's constant")
     return {
-        "advantage": _advantage(o),
+        "advantage.name": o.trace(name, _ESTIMATOR, _SCALED),
+        "advantage.options.gamma": o.take_if(name in ("gae", "reinforce_pp"), "algorithm.gamma"),
+        "advantage.options.gae_lambda": o.take_if(name == "gae", "algorithm.lam"),
+        "advantage.options.delta": delta,
         "policy_loss": _policy_loss(o),
+        "bypass": o.leave_out(why, _BYPASS, when=o[_MODE] != "dppo_tv" and o[_BYPASS]),
         "aggregation": o.trace(kind, mode),
         "aggregation_tokens": tokens,
         "correction": _correction(o),
         "kl": _kl(o),
-        "value_clip": _always(o, "critic.cliprange_value") if o.has_critic else None,
-        "critic_warmup_steps": warmup if o.has_critic else None,
-        "epochs": o.take(f"{_ACTOR}.ppo_epochs"),
+        "value_clip": o.trace_if(critic, o[clip], clip),
+        "critic_warmup_steps": o.take_if(critic, "trainer.critic_warmup", not_negative),
         "mini_batches": mini_batches(o, f"{_ACTOR}.ppo_mini_batch_size"),
-        "critic_mini_batches": mini_batches(o, "critic.ppo_mini_batch_size")
-        if o.has_critic
-        else None,
-        "entropy_bonus": o.take(f"{_ACTOR}.entropy_coeff"),
-    }
-
-
-def _always(o: Options, id: str) -> Sourced:
-    """Return the value of a setting with its origin, even if the value is None."""
-    return o.trace(o[id], id)
-
-
-def _advantage(o: Options) -> Keys:
-    name = _estimator(o)
-    scales = name in ("grpo", "gdpo")
-    return {
-        "name": o.trace(name, _ESTIMATOR, _SCALED),
-        "options": {
-            "gamma": o.take("algorithm.gamma") if name in ("gae", "reinforce_pp") else None,
-            "gae_lambda": o.take("algorithm.lam") if name == "gae" else None,
-            "delta": o.trace(1e-6, _ESTIMATOR, note="verl's constant") if scales else None,
-        },
+        "critic_mini_batches": mini_batches(o, size) if critic else None,
     }
 
 
 def _policy_loss(o: Options) -> Keys:
     name = _choose(o, _MODE, _LOSSES)
-    low, high = _bound(o, _CLIPS[1]), _bound(o, _CLIPS[2])
+    both, dual = f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_c"
+    bounds = (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
+    low, high = (
+        o.trace(o[bound], bound) if o[bound] is not None else o.trace(o[both], bound, both)
+        for bound in bounds
+    )
     why, options = "", dict[str, Value]()
     if name == "sapo":
         flags = {"tau_positive": f"{_ACTOR}.tau_pos", "tau_negative": f"{_ACTOR}.tau_neg"}
@@ -149,78 +131,73 @@ def _policy_loss(o: Options) -> Keys:
     elif name == "dppo_tv":  # its thresholds have the names of PPO's clips
         penalty = Sourced(0.0, note="verl has none")
         thresholds = {"threshold": high, "threshold_low": low}
-        options = {**thresholds, "cap": o.take(_DUAL), "penalty": penalty}
+        options = {**thresholds, "cap": o.take(dual), "penalty": penalty}
         why = "probabilities are compared with the sampler's; verl compares them with those of its "
         why += f"trainer when the step began, unless {_BYPASS}=True"
     else:
-        dual = o.take(_DUAL) if name == "clip" else None
-        options = {"clip_low": low, "clip_high": high, "dual_clip": dual}
+        capped = o.take_if(name == "clip", dual)
+        options = {"clip_low": low, "clip_high": high, "dual_clip": capped}
     return {"name": o.trace(name, _MODE, check="" if o[_BYPASS] else why), "options": options}
-
-
-def _bound(o: Options, bound: str) -> Sourced:
-    """Return a clip bound: the value of its setting, or of the setting for both bounds if None."""
-    both = _CLIPS[0]
-    return o.trace(o[both], bound, both) if o[bound] is None else o.trace(o[bound], bound)
 
 
 def _correction(o: Options) -> Keys | Sourced:
     level = o[_WEIGHED]
     if o[_MODE] == "dppo_tv":
         return Sourced(None, note="dppo_tv compares probabilities with the sampler's itself")
+    name, bounds = "truncate", dict[str, Value]()
+    flags: tuple[str, ...] = (_WEIGHED, _BOUND)
     if (o[_CAP] or 0) > 0 and level is None:
-        return _method(o, "truncate", "token", (_CAP,), high=o.trace(float(o[_CAP]), _CAP))
-    if level is None:
+        level, flags, bounds = "token", (_CAP,), {"high": o.take(_CAP, float)}
+    elif level is None:
         return o.trace(None, _WEIGHED)
-    if level not in ("token", "sequence"):
+    elif level not in ("token", "sequence"):
         raise ConfigError(f"{o.show(_WEIGHED)}: It must be token, sequence or null.")
-    try:
-        numbers = [float(bound) for bound in str(o[_BOUND]).split("_")]
-    except ValueError as error:
-        raise ConfigError(f"{o.show(_BOUND)}: It must be a number, or two as 0.5_5.0.") from error
-    flags = (_WEIGHED, _BOUND)
-    if len(numbers) == 1:
-        return _method(o, "truncate", level, flags, high=o.trace(numbers[0], *flags))
-    low, high = (o.trace(number, _BOUND) for number in numbers[:2])
-    return _method(o, "mask", level, flags, low=low, high=high)
-
-
-def _method(o: Options, name: str, level: str, flags: tuple[str, ...], **bounds: Sourced) -> Keys:
-    return {"name": o.trace(name, *flags), "options": {"level": o.trace(level, *flags), **bounds}}
+    else:
+        try:
+            numbers = [float(bound) for bound in str(o[_BOUND]).split("_")]
+        except ValueError as error:
+            why = "It must be a number, or two as 0.5_5.0."
+            raise ConfigError(f"{o.show(_BOUND)}: {why}") from error
+        bounds = {"high": o.trace(numbers[0], *flags)}
+        if len(numbers) > 1:
+            name = "mask"
+            bounds = {"low": o.trace(numbers[0], _BOUND), "high": o.trace(numbers[1], _BOUND)}
+    return {
+        "name": o.trace(name, *flags),
+        "options": {"level": o.trace(level, *flags), **bounds},
+    }
 
 
 def _kl(o: Options) -> Keys | Sourced:
     loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     if o[loss]:
-        kind = f"{_ACTOR}.kl_loss_type"
-        corrected = str(o[kind]).endswith("+")
-        note = "the gradient of the KL itself"
+        kind, note = f"{_ACTOR}.kl_loss_type", "the gradient of the KL itself"
+        corrected, why = str(o[kind]).endswith("+"), "the KL is in one place, here in the loss"
         return {
             "place": o.trace("loss", loss),
             "coefficient": o.take(f"{_ACTOR}.kl_loss_coef"),
             "estimator": _kl_estimator(o, kind),
-            "ratio_corrected": o.trace(True, kind, note=note) if corrected else None,
+            "ratio_corrected": o.trace_if(corrected, True, kind, note=note),
+            "reward": o.leave_out(why, reward, when=kl_in_reward(o)),
         }
     if not kl_in_reward(o):
         why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
         note = why if o[reward] else "no KL is asked for"
         return Sourced("none", tuple(o.given(loss, reward)), note=note)
-    coefficient, kind, target, horizon = (
-        f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "type", "target_kl", "horizon")
-    )
+    names = "kl_coef type target_kl horizon"
+    coefficient, kind, target, horizon = rules.ids_of("algorithm.kl_ctrl", names)
     check, adapts = "", o[kind] == "adaptive"
     if taken_off := _TAKEN_OFF.get(_estimator(o)):
-        check = (
-            f"verl takes the KL of the whole response off its reward, before {taken_off} taken; "
-        )
-        check += "here each token loses the KL from there to the end of its response, after that"
+        check = "verl takes the KL of the whole response off its reward, before "
+        check += f"{taken_off} taken; here each token loses the KL from there to the end of its "
+        check += "response, after that"
     return {
         "place": o.trace("reward", reward, check=check),
         "coefficient": o.take(coefficient),
         "estimator": _kl_estimator(o, "algorithm.kl_penalty"),
-        "adaptive.target": o.trace(o[target], target, kind) if adapts else None,
-        "adaptive.horizon": o.take(horizon) if adapts else None,
-        "adaptive.per": o.trace("token", target, note="verl's target") if adapts else None,
+        "adaptive.target": o.trace_if(adapts, o[target], target, kind),
+        "adaptive.horizon": o.take_if(adapts, horizon),
+        "adaptive.per": o.trace_if(adapts, "token", target, note="verl's target"),
     }
 
 
@@ -241,12 +218,9 @@ def reward_model(o: Options) -> Keys | None:
     why = "a sequence classifier with one label scores; one that answers in words is a `judge` of "
     why += "`rewards`"
     path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
-    trusted = o.take("reward_model.model.trust_remote_code", lambda on: on or None)
     return {
-        "role": {
-            "model": {"path": path, "trust_remote_code": trusted},
-            "zero.stage": Sourced(3, note="divided as the others are"),
-        },
+        "role.model.path": path,
+        "role.zero.stage": Sourced(3, note="divided as the others are"),
         "tokenizer": o.trace("own", flag, note="verl writes its chat template"),
     }
 
@@ -268,46 +242,24 @@ def rewards(o: Options) -> Mapping[str, Keys]:
         }
         parts["score"] = {"name": o.trace("verl_function", _FUNCTION), "options": options}
     elif not o[_MODELLED]:
-        parts["score"] = _rule(o)
-    return {**parts, **_over_long(o)}
-
-
-def _rule(o: Options) -> Keys:
-    """Return the reward that replaces verl's score by data source.
-
-    It is `exact_match` after `####` if all files are GSM8K, else `math_answer`.
-    """
-    note = "verl scores by data_source"
-    why = (
-        "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics what "
-    )
-    why += "is boxed, of programs their tests (`code` here)"
-    if all("gsm8k" in path.lower() for path in files(o, "data.train_files")):
-        marker = {"marker": Sourced("####", note=note)}
-        return {"name": Sourced("exact_match", note=note, check=why), "options": marker}
-    return {"name": Sourced("math_answer", note=note, check=why)}
-
-
-def _over_long(o: Options) -> Mapping[str, Keys]:
-    """Return DAPO's penalty for long responses by its name; empty if it is off."""
-    start = "reward.reward_kwargs."
-    on, size, factor = (
-        f"{start}overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor")
-    )
-    if not o[on]:
-        return {}
-    if o[size] is None:
-        raise ConfigError(f"{o.show(on)} needs {o.names[size]}=...: the buffer's length.")
-    longest = o.take(f"{start}max_resp_len") or _always(o, RESPONSE)
-    options = {"max_new_tokens": longest, "buffer": _always(o, size), "factor": _always(o, factor)}
-    return {"overlong": {"name": o.trace("overlong", on), "options": options}}
-
-
-def remarks(o: Options) -> Iterator[Remark]:
-    """Yield remarks on settings that have no counterpart in combination with others."""
-    if o.rl and o[_MODE] != "dppo_tv" and o.given(_BYPASS) and o[_BYPASS]:
-        why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
-        yield Remark("lacking", _BYPASS, f"{why}against the sampler's")
-    reward = "algorithm.use_kl_in_reward"
-    if o.rl and o[f"{_ACTOR}.use_kl_loss"] and kl_in_reward(o) and o.given(reward):
-        yield Remark("lacking", reward, "the KL is in one place, here in the loss")
+        # `exact_match` after `####` if all files are GSM8K, else `math_answer`
+        note = "verl scores by data_source"
+        why = "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics "
+        why += "what is boxed, of programs their tests (`code` here)"
+        graded = all("gsm8k" in path.lower() for path in files(o, "data.train_files"))
+        rule = Sourced("exact_match" if graded else "math_answer", note=note, check=why)
+        marker = {"options.marker": Sourced("####", note=note)} if graded else {}
+        parts["score"] = {"name": rule, **marker}
+    buffer = "reward.reward_kwargs.overlong_buffer_cfg"
+    on, size, factor = rules.ids_of(buffer, "enable len penalty_factor")
+    if o[on]:
+        if o[size] is None:
+            raise ConfigError(f"{o.show(on)} needs {o.names[size]}=...: the buffer's length.")
+        parts["overlong"] = {
+            "name": o.trace("overlong", on),
+            "options.max_new_tokens": o.take("reward.reward_kwargs.max_resp_len")
+            or o.take(RESPONSE),
+            "options.buffer": o.take(size),
+            "options.factor": o.take(factor),
+        }
+    return parts

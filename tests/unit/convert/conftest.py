@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from plimsoll_convert.launch import find_launches, programs_of
+from plimsoll_convert.openrlhf import given_version
 from plimsoll_convert.openrlhf.convert import convert
-from plimsoll_convert.openrlhf.flag import given_version
 from plimsoll_convert.trl import convert as of_trl
-from plimsoll_convert.trl import programs as trl_programs
+from plimsoll_convert.trl import find_program as find_trl
 from plimsoll_convert.verl import convert as of_verl
-from plimsoll_convert.verl import programs as verl_programs
+from plimsoll_convert.verl import find_program as find_verl
 from plimsoll_convert.writer import Converted
 
 Convert = Callable[..., Converted]
@@ -44,7 +44,7 @@ def trl() -> Convert:
     """Convert a command of TRL."""
 
     def run(words: str, cards: int | None = None) -> Converted:
-        [launch] = find_launches(shlex.split(words), trl_programs.program)
+        [launch] = find_launches(shlex.split(words), find_trl)
         return of_trl.convert(launch, cards)
 
     return run
@@ -55,7 +55,7 @@ def verl() -> Convert:
     """Convert overrides of verl; of: the program."""
 
     def run(words: str, of: str = "python3 -m verl.trainer.main_ppo") -> Converted:
-        [launch] = find_launches(shlex.split(f"{of} {words}"), verl_programs.program)
+        [launch] = find_launches(shlex.split(f"{of} {words}"), find_verl)
         return of_verl.convert(launch)
 
     return run

@@ -11,16 +11,9 @@ from accounts import unread
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch
+from plimsoll_convert.openrlhf import RELEASES, Version, given_version, parse_version
 from plimsoll_convert.openrlhf.convert import convert, known_flags
-from plimsoll_convert.openrlhf.flag import (
-    COMMANDS,
-    RELEASES,
-    Version,
-    VersionedFlag,
-    given_version,
-    parse_version,
-)
-from plimsoll_convert.openrlhf.table import FLAGS, REMOVED
+from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
 from plimsoll_convert.writer import Converted, differences
 
 Convert = Callable[..., Converted]

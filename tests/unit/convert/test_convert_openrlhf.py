@@ -12,7 +12,7 @@ import pytest
 from accounts import about, at
 
 from plimsoll.errors import ConfigError, SettingsConflict
-from plimsoll_convert.openrlhf.data import as_jinja
+from plimsoll_convert.openrlhf.sections import as_jinja
 from plimsoll_convert.writer import Converted
 
 Convert = Callable[..., Converted]

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import find_launches
-from plimsoll_convert.output import config_text, table_text
+from plimsoll_convert.settings import settings_of
+from plimsoll_convert.trl import COMMANDS, find_program
 from plimsoll_convert.trl.convert import convert
-from plimsoll_convert.trl.programs import COMMANDS, program
 from plimsoll_convert.trl.settings import SETTINGS
-from plimsoll_convert.values import settings_of
-from plimsoll_convert.writer import Converted
+from plimsoll_convert.writer import Converted, config_text, table_text
 
 Trl = Callable[..., Converted]
 BASES = {
@@ -477,11 +476,13 @@ def test_flags_that_there_are_not_are_named_with_what_is_near(trl: Trl) -> None:
 
 
 def test_programs_are_found_where_they_are_started() -> None:
-    assert find_launches(["pip", "install", "trl", "peft"], program) == []
-    assert find_launches(["accelerate", "launch", "train_grpo.py", "--beta", "0"], program) == []
+    assert find_launches(["pip", "install", "trl", "peft"], find_program) == []
+    assert (
+        find_launches(["accelerate", "launch", "train_grpo.py", "--beta", "0"], find_program) == []
+    )
     starts = ("uv run trl sft", "python -m trl.scripts.sft", "torchrun a/trl/scripts/sft.py")
     for words in (f"{start} --x" for start in starts):
-        [config] = find_launches(words.split(), program)
+        [config] = find_launches(words.split(), find_program)
         assert (config.program, config.arguments) == ("sft", ("--x",))
 
 
@@ -537,7 +538,7 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
 @given(commands())
 def test_no_setting_is_lost(made: tuple[str, tuple[str, ...]]) -> None:
     command, words = made
-    [launch] = find_launches(words, program)
+    [launch] = find_launches(words, find_program)
     try:
         config = convert(launch)
     except PlimsollError as error:

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import find_launches, script_launches
-from plimsoll_convert.output import config_text
-from plimsoll_convert.values import settings_of
+from plimsoll_convert.settings import settings_of
+from plimsoll_convert.verl import find_program
 from plimsoll_convert.verl.convert import convert
-from plimsoll_convert.verl.programs import program
 from plimsoll_convert.verl.settings import SETTINGS
-from plimsoll_convert.writer import Converted
+from plimsoll_convert.writer import Converted, config_text
 
 Verl = Callable[..., Converted]
 SFT = "torchrun --nnodes=1 --nproc_per_node=4 -m verl.trainer.sft_trainer"
@@ -385,7 +384,7 @@ def test_scripts_of_verls_form(tmp_path: Path) -> None:
         f'python3 -m verl.trainer.main_ppo "${{DATA[@]}}" {M}.path=m critic.model.path=c \\\n'
         '    trainer.n_gpus_per_node=$n "${EXTRA[@]}" "$@"\n'
     )
-    [launch] = script_launches(str(file), {"DEVICE": "gpu"}, program)
+    [launch] = script_launches(str(file), {"DEVICE": "gpu"}, find_program)
     config = convert(launch)
     assert at(config, "cluster.ranks") == 4
     assert at(config, "data.train.path") == str(Path.home() / "d/a.parquet")
@@ -443,7 +442,7 @@ def commands(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
 def test_no_key_is_lost(made: tuple[str, tuple[str, ...]]) -> None:
     command, words = made
     start = ("python3", "-m", "verl.trainer.main_ppo") if command == "ppo" else tuple(SFT.split())
-    [launch] = find_launches([*start, *words], program)
+    [launch] = find_launches([*start, *words], find_program)
     try:
         config = convert(launch)
     except PlimsollError as error:

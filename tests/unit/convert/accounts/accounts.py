@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.yaml_tree import read_tree, value_at
 from plimsoll.jobs import JOBS
 from plimsoll.resolve.load import load_spec
-from plimsoll_convert.openrlhf.flag import VersionedFlag
-from plimsoll_convert.output import config_text, table_text
-from plimsoll_convert.values import Setting
-from plimsoll_convert.writer import Converted
+from plimsoll_convert.openrlhf.table import VersionedFlag
+from plimsoll_convert.settings import Setting
+from plimsoll_convert.writer import Converted, config_text, table_text
+
+_KEYS = tuple(key for job in JOBS.values() for key in keys_of(job.config))
 
 
 def at(converted: Converted, key: str) -> object:
@@ -50,13 +53,16 @@ def check_loads(converted: Converted, folder: Path) -> None:
 
 
 def unread(
-    settings: Iterable[Setting | VersionedFlag], package: str, tables: Sequence[str]
+    settings: Collection[Setting | VersionedFlag], package: str, tables: Sequence[str]
 ) -> list[str]:
-    """Return the settings with a counterpart that no converter asks for."""
+    """Return the settings with a counterpart that no converter asks for, and the keys that the
+    table names for settings and that no job has."""
     folder = Path(import_module(package).__path__[0])
     files = [path for path in folder.glob("*.py") if path.name not in tables]
     text = "\n".join(path.read_text() for path in files)
-    names = {setting.id: setting.id for setting in settings if setting.absent is None}
+    names = {s.id: s.id for s in settings if s.absent is None and not s.keys}
     for role in ("actor", "critic"):
         names = {id: name.removeprefix(f"{role}_") for id, name in names.items()}
-    return [id for id, name in names.items() if name.rpartition(".")[2] not in text]
+    keys = [re.split(r"[=[]", key)[0] for s in settings for key in filter(None, s.keys.split("+"))]
+    missing = [key for key in keys if find_key(_KEYS, tuple(key.split("."))) is None]
+    return [id for id, name in names.items() if name.rpartition(".")[2] not in text] + missing

@@ -1,43 +1,33 @@
-"""Map settings that all trainers have: schedules, adapters, micro-batches, sources, loggers."""
+"""Convert what several trainers have: schedules, adapters, micro-batches, sources, loggers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
 from plimsoll.config.run import LOGGERS
 from plimsoll.errors import ConfigError
-from plimsoll_convert.options import Options, Remark
-from plimsoll_convert.values import (
-    NO_VALUE,
-    Keys,
-    Sourced,
-    Value,
-)
+from plimsoll_convert.settings import NO_VALUE, Keys, Options, Remark, Sourced, Value
 
 _SCHEDULES = {
-    "cosine_with_min_lr": "cosine",
-    "cosine_warmup_with_min_lr": "cosine",
-    "cosine": "cosine",
+    **dict.fromkeys(("cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine"), "cosine"),
     "linear": "linear",
-    "constant_with_warmup": "constant",
-    "constant": "constant",
+    **dict.fromkeys(("constant_with_warmup", "constant"), "constant"),
 }
-PRESETS = {
-    "gae": "ppo",
-    "grpo": "grpo",
-    "dr_grpo": "dr_grpo",
-    "rloo": "rloo",
-    "reinforce_pp": "reinforce_pp",
-}
+PRESETS = {"gae": "ppo", **{name: name for name in ("grpo", "dr_grpo", "rloo", "reinforce_pp")}}
 """Plimsoll's command for each estimator; the command for other estimators is `rl`."""
 HALF, HALF_16, FULL = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32")
 _RESERVED = {*COLUMNS, *WeightedSource.model_fields, *EvalSource.model_fields}
 _FILE_NAMES = ("train", "test", "val", "validation", "data")
 """File names that do not describe the file's content."""
 _HEAD = "give HOST:PORT of Ray's head"
+
+
+def ids_of(section: str, names: str) -> list[str]:
+    """Return the ids of settings in one section. `names` are separated by blanks."""
+    return [f"{section}.{name}" for name in names.split()]
 
 
 def schedule_of(
@@ -74,24 +64,10 @@ def schedule_of(
     return {"schedule": shape, "warmup_ratio": warmup, "final_ratio": final}
 
 
-def adapter_of(o: Options, rank: str, alpha: str, targets: str, dropout: str = "") -> Keys | None:
-    """Return the LoRA adapter from the settings with these ids, or None if its rank is 0."""
-    if not o[rank]:
-        return None
-    names = o[targets] or "all-linear"
-    return {
-        "rank": o.trace(o[rank], rank),
-        "alpha": o.trace(float(o[alpha]), alpha),
-        "dropout": o.take(dropout, float) if dropout else None,
-        "targets": o.trace((names,) if isinstance(names, str) else tuple(names), targets),
-    }
-
-
-def half_precision_remark(o: Options, *ids: str) -> Iterator[Remark]:
-    """Yield a remark on each of these settings that was given and asks for float16."""
-    for id in o.given(*ids):
-        if o[id] is True or str(o[id]) in HALF_16:
-            yield Remark("lacking", id, "models are computed in bfloat16 or float32")
+def leave_out_halves(o: Options, id: str) -> Keys | None:
+    """Return a remark on a setting that was given and asks for float16."""
+    halves = o[id] is True or str(o[id]) in HALF_16
+    return o.leave_out("models are computed in bfloat16 or float32", id, when=halves)
 
 
 def micro_batch(o: Options, key: str, number: int, longest: int, *ids: str) -> Sourced:
@@ -105,6 +81,18 @@ def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: st
     if o[tokens] >= longest:
         return o.trace(o[tokens], tokens, switch)
     return o.trace(longest, tokens, switch, *bounds, note="raised to the longest sequence")
+
+
+def correction_name(level: str, *, clips: bool) -> str:
+    """Return the name of a correction of the trainer's to the sampler's probabilities.
+
+    Args:
+        level: What is corrected: `token`, or sequences.
+        clips: Whether ratios outside of the bounds are clipped. Otherwise they are masked.
+    """
+    if clips:
+        return "truncate"
+    return "icepop" if level == "token" else "mask"
 
 
 def equal_parts(o: Options, size: str, whole: int, what: str, *said_by: str) -> int:
@@ -138,6 +126,11 @@ def source_names(paths: Iterable[str]) -> list[str]:
     return names
 
 
+def adapter_targets(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the modules of an adapter as a tuple; all linear layers if no module is named."""
+    return (names,) if isinstance(names, str) else names or ("all-linear",)
+
+
 def mixture_of(names: Sequence[str], rows: Sequence[Keys], *, weighted: bool) -> Keys:
     """Return the only data set, or several by name, with a check if they have no weights.
 
@@ -147,12 +140,6 @@ def mixture_of(names: Sequence[str], rows: Sequence[Keys], *, weighted: bool) ->
         return one_or_named(names, rows)
     why = "sources are concatenated there; here rows are drawn equally from each: give weights "
     return {**one_or_named(names, rows), "": to_check(f"{why}as their numbers of rows are")}
-
-
-def engine_of(name: Sourced, settings: Keys) -> Keys:
-    """Return the settings of one kind of engine under its name; {} there if it has none."""
-    given = any(value is not None for value in settings.values())
-    return {str(name.value): settings if given else replace(name, value={})}
 
 
 def with_check(value: Sourced, why: str) -> Sourced:
@@ -175,12 +162,12 @@ def ray_head(o: Options, machines: int) -> Value:
     return Sourced(f"{o.launch.address}:6379", note="Ray's usual port", check=check)
 
 
-def sleep_level(o: Options, flag: str) -> Value:
-    """Return vLLM's sleep level: 2 (free all memory) if the flag is on, else 0; None without it.
+def sleep_level(sleeps: bool) -> int:
+    """Return vLLM's sleep level: 2 (free all memory) if engines sleep, else 0.
 
     Level 2 is possible because each sync brings all weights.
     """
-    return o.take(flag, lambda on: 2 if on else 0)
+    return 2 if sleeps else 0
 
 
 def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:
@@ -188,13 +175,24 @@ def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:
     return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
 
 
-def known_loggers(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in `names` that are loggers of Plimsoll."""
-    return tuple(name for name in names if name in LOGGERS)
+def loggers_of(o: Options, names: Iterable[str], id: str, project: str, note: str = "") -> Keys:
+    """Return the loggers that Plimsoll has, and their project, with remarks on other loggers.
 
-
-def unknown_loggers(id: str, names: Sequence[str], harmless: Sequence[str]) -> Iterator[Remark]:
-    """Yield a remark on each logger that Plimsoll does not have, except harmless ones."""
-    for name in names:
-        if name not in (*LOGGERS, *harmless):
-            yield Remark("lacking", id, f"{name}: loggers are {', '.join(LOGGERS)}")
+    Args:
+        o: The settings.
+        names: Names of the trainer's loggers.
+        id: The setting that names them.
+        project: The setting with the project's name.
+        note: How the loggers are used.
+    """
+    known = tuple(name for name in names if name in LOGGERS)
+    why = f"loggers are {', '.join(LOGGERS)}"
+    return {
+        "loggers": o.trace_if(known, known, id, note=note),
+        "logger_project": o.take_if(known, project),
+        "other_loggers": {
+            name: Remark("lacking", id, f"{name}: {why}")
+            for name in names
+            if name not in (*LOGGERS, "none", "console", "file")
+        },
+    }
