@@ -47,6 +47,8 @@ _TOOLS = (
 )
 """The programs of the sandbox: they make texts of texts, and folders for logs."""
 _PRELUDE = rf"""
+read -r
+exec < /dev/null
 ulimit -t {_SECONDS} -v 500000 -u {_PROCESSES}
 set -T
 trap '' PIPE
@@ -65,8 +67,9 @@ command_not_found_handle() {{
 }}
 trap '[ "${{FUNCNAME-}}" ] || PLIMSOLL_LINE=$LINENO; set +eux; PATH=/tools; FIXED' DEBUG
 """
-"""What bash reads before the script. Before each command, it is told again what a script may not
-change; so that a script is read to its end, nothing ends it early."""
+"""What bash reads before the script. It waits for a line, until it is watched. Before each command
+it is told again what a script may not change; so that a script is read to its end, nothing ends it
+early."""
 _LAUNCHERS = r"python3?(?:\.\d+)?|torchrun|deepspeed|accelerate|ray|trl"
 _BY_PATH = re.compile(rf"(?m)(^\s*|[\s;&|(])[^\s'\"=;&|()]*/({_LAUNCHERS})(?=\s)")
 _NAME = r"[A-Za-z_]\w*"
@@ -207,14 +210,14 @@ def _bash(words: list[str]) -> tuple[int, str]:
     """
     with subprocess.Popen(
         words,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={"LANG": "C.UTF-8", "PATH": "/tools"},
     ) as process:
         hold(_Bash(process), Sums(_MEMORY_BYTES, _PROCESSES), has_folder=False)
         try:
-            _, said = process.communicate(timeout=_MOST_SECONDS)
+            _, said = process.communicate(b"\n", timeout=_MOST_SECONDS)
         except subprocess.TimeoutExpired as error:
             process.kill()
             raise ConfigError(

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
+from signal import SIGKILL
 from threading import Thread
 from typing import Literal, Protocol
 
@@ -277,21 +279,33 @@ def hold(runner: Runner, sums: Sums, has_folder: bool) -> None:
 
         The loop consumes what the kernel says of the processes, waits for the next look, is
         unblocked by time alone, and produces the end of the runner if the processes are too much.
-        It ends when the runner ends. As root, whose number of processes the kernel does not limit,
-        it comes before them: they could else keep it from its turn until they fill the machine.
+        It ends when the runner ends.
         """
-        with suppress(OSError):  # not everybody may
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        _put_first(0)
         try:
             while not runner.has_ended() and _is_within(runner.pid, folder, sums):
                 time.sleep(1 / LOOKS_A_SECOND)
         finally:
             if not runner.has_ended():
+                for pid in (runner.pid, *islice(_below(runner.pid), 1)):
+                    _put_first(pid)
+                    with suppress(OSError):
+                        os.kill(pid, SIGKILL)
                 runner.end()
             if cgroup is not None:
                 remove_cgroup(cgroup)
 
     Thread(target=watch, name="watches-program", daemon=True).start()
+
+
+def _put_first(pid: int) -> None:
+    """Let a process, or 0 for this thread, run before all others, if the caller may decide that.
+
+    The kernel does not limit the number of root's processes. Thousands that make further ones would
+    keep the one that ends them, and the sandbox's first one that must end, from their turn.
+    """
+    with suppress(OSError):
+        os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
 
 
 def can_watch() -> bool:
