@@ -106,7 +106,7 @@ def main() -> None:
     print("| lever | keys | what is learned | what it costs |")
     print("| --- | --- | --- | --- |")
     for offered in levers_by_rank():
-        keys = ", ".join(f"`{_SECTIONS[offered.turns]}{key}`" for key in offered.keys)
+        keys = ", ".join(f"`{_SECTIONS[offered.scope]}{key}`" for key in offered.keys)
         learned = "the same" if offered.effect == "same" else offered.effect
         print(f"| {offered.words} | {keys} | {learned} | {offered.cost} |")
     print()

@@ -58,7 +58,9 @@ STACKS = (
 RUN_LOG = r"  Rows of step 1, counted from 0 in data\.train: [\d, ]+\n"
 RUN_LOG += r"  Log, with the traceback: run/run\.log\n"
 INNOCENT = ". The kernel has killed nothing here for want of memory since the run began\n"
-KILLED = f"  Why: its process ended without a word: it was killed, or it crashed{INNOCENT}"
+KILLED = (
+    f"  Why: its process ended without an error message: it was killed, or it crashed{INNOCENT}"
+)
 ENGINE_ENDED = f"  Why: its engine process ended{INNOCENT}"
 MARKS = """
 from pathlib import Path
@@ -303,7 +305,7 @@ def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
 
 
 def test_a_signal_while_processes_start_ends_the_run_at_once(tmp_path: Path) -> None:
-    """Ray would take SIGTERM for itself, and end at once without a word."""
+    """Ray would take SIGTERM for itself, and end at once without saying why."""
     write_task(tmp_path, vocabulary=1024)
     write_config(tmp_path, "sft", SFT)
     command = Command(tmp_path, "sft", "sft.yaml", "--cluster.where", "ray")
@@ -355,7 +357,7 @@ def test_who_is_named_is_where_a_failure_began(
         )
         assert found, str(failed.value)
         absent = FrozenRole(model=decided_model(path="./absent", dtype="bfloat16"))
-        with pytest.raises(ConfigError, match=rf"(?s)absent.*\n  Told by: {name}$"):
+        with pytest.raises(ConfigError, match=rf"(?s)absent.*\n  Reported by: {name}$"):
             cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)
         with pytest.raises(WorkerDied) as died:

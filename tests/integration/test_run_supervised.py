@@ -75,7 +75,7 @@ def test_a_killed_run_is_started_again_and_is_the_run_that_was_never_killed(home
     words = ("sft", "sft.yaml", "--run.directory", "killed")
     outcome = run(home, *words, environment=told, supervised=True)
     assert outcome.code == 0, outcome.err
-    assert "ended by signal 9 in the phase save of step 5, without a word" in outcome.err
+    assert "ended by signal 9 in the phase save of step 5, without an error message" in outcome.err
     assert "The run is started again after step 2 (1 of 3 times in an hour" in outcome.err
     assert metrics(home / "killed") == metrics(home / "whole")
     weights = [
@@ -146,7 +146,10 @@ def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None
 def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home: Path) -> None:
     outcome = run_with("rows.read:kill:call=1", home, "sft", "early")
     assert outcome.code == 0, outcome.err
-    assert "without a word. The run is started again from its beginning (1 of 3" in outcome.err
+    assert (
+        "without an error message. The run is started again from its beginning (1 of 3"
+        in outcome.err
+    )
     assert metrics(home / "early") == metrics(home / "whole")
 
 

@@ -179,7 +179,7 @@ def _killed_text(last: Attempt) -> str:
         return ""
     where = "" if last.now is None else f" in the phase {last.now.phase} of step {last.now.step}"
     by = f" by signal {-last.code}" if last.code < 0 else f" with exit code {last.code}"
-    return f"the process of the run ended{by}{where}, without a word. "
+    return f"the process of the run ended{by}{where}, without an error message. "
 
 
 def _start_text(attempts: Sequence[Attempt]) -> str:

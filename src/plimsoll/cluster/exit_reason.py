@@ -18,7 +18,7 @@ from plimsoll.run.numbers import gigabytes
 from plimsoll.run.output import LONGEST_LINE, matches_from_the_end
 from plimsoll.sampler.protocol import ENGINE_ENDED, EngineSpec, rollout_build
 
-SILENT = "its process ended without a word: it was killed, or it crashed"
+SILENT = "its process ended without an error message: it was killed, or it crashed"
 """The reason in the message if nothing more is known of a death."""
 
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)

@@ -458,7 +458,7 @@ class RayCluster(RankGroup):
         with self._hangs.watching(call) as wait_for_first:
             try:
                 while pending:
-                    watches, beside = self._watches_beside(pending.values())
+                    watches, beside = self._what_ends_a_wait(pending.values())
                     awaited = [*pending, *watches]
                     if timeout is None:
                         first = wait_for_first(awaited, beside.failed)
@@ -480,8 +480,8 @@ class RayCluster(RankGroup):
                 # The results in `keep` are large, and would be fetched with their errors.
                 take_errors(reference for reference in pending if reference not in keep)
 
-    def _watches_beside(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
-        """Return the watches and the calls beside whose failure ends a wait for these members."""
+    def _what_ends_a_wait(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
+        """Return the references and the asked calls whose failure ends a wait for these members."""
         if not self._engines_may_die or any(member in self._engines for member in busy):
             return [*self._watches], self._asked
         ranks = [w for w, member in self._watches.items() if member not in self._engines]
@@ -506,7 +506,7 @@ class RayCluster(RankGroup):
             if isinstance(cause, OutOfMemory):
                 raise self._engine_error(member, self._memory_error(member, cause)) from error
             if isinstance(cause, PlimsollError):
-                raise type(cause)(f"{cause}\n  Told by: {member.name}") from error
+                raise type(cause)(f"{cause}\n  Reported by: {member.name}") from error
             # A call also fails if another member dies whose result, or whose part, it needs.
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:

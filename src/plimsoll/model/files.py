@@ -4,7 +4,7 @@ A directory has the weights, the tokenizer, its chat template and the generation
 transformers keeps the experts of a mixture stacked, under other names than in files.
 
 transformers 5 writes some settings of models and tokenizers under new names alone. Version 4 does
-not find them, and takes its defaults without a word: a model with `rope_theta` 1,000,000 is
+not find them, and takes its defaults silently: a model with `rope_theta` 1,000,000 is
 computed with 10,000. So they are written in the older form, too. Version 5 reads both forms.
 """
 

@@ -39,7 +39,7 @@ Effect = Literal["same", "rounding", "adapters", "machines", "shorter"]
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 """All effects, from the most welcome to the least."""
 
-Turns = Literal["run", "trained", "frozen"]
+Scope = Literal["run", "trained", "frozen"]
 """The keys that a lever changes: the run's, or those of each role that learns or only scores."""
 
 
@@ -128,7 +128,7 @@ class Lever:
     keys: tuple[str, ...]
     """The keys that the lever changes, the decisive one first.
 
-    They are in the section of a role if `turns` is not "run".
+    They are in the section of a role if `scope` is not "run".
     """
     words: str
     """The change as a noun phrase, such as "smaller micro-batches"."""
@@ -142,7 +142,7 @@ class Lever:
     """The items that become smaller."""
     effect: Effect = "same"
     """The effect on the result of training."""
-    turns: Turns = "run"
+    scope: Scope = "run"
     """Whose keys change: the run's, or those of each role that learns or only scores."""
     engine: type[Settings] | None = None
     """The settings class of the engine that has the keys; None: any engine.
@@ -162,7 +162,7 @@ class Lever:
             "run": {"": spec.engines},
             "trained": spec.trained,
             "frozen": spec.frozen,
-        }[self.turns]
+        }[self.scope]
         return tuple(
             name
             for name, section in sections.items()

@@ -34,7 +34,7 @@ class Cluster:
             watching=lambda call: nullcontext(lambda awaited, failed: watch)
         )
 
-    def _watches_beside(self, busy: object) -> tuple[list[Any], _OpenCalls]:
+    def _what_ends_a_wait(self, busy: object) -> tuple[list[Any], _OpenCalls]:
         return [*self._watches], _OpenCalls()
 
     def _raise_failed(self, calls: _OpenCalls) -> None:

@@ -118,7 +118,7 @@ def test_each_lever_relieves_what_it_says(tmp_path: Path) -> None:
 def test_each_lever_turns_known_keys_and_says_what_it_costs() -> None:
     known = [tuple(keys_of(job.config)) for job in JOBS.values()]
     for lever in LEVERS:
-        section = {"run": "", "trained": "actor.", "frozen": "reference."}[lever.turns]
+        section = {"run": "", "trained": "actor.", "frozen": "reference."}[lever.scope]
         for key in lever.keys:
             path = tuple(f"{section}{key}".split("."))
             assert key.startswith("rollout.vllm.") or any(find_key(k, path) for k in known), key
@@ -137,7 +137,7 @@ BUCKETS = Lever(
     rank=1,
     settings=_smaller_buckets,
     reliefs=(Relief(("buffers",)),),
-    turns="trained",
+    scope="trained",
     control=True,
 )
 TIGHT = """\

@@ -55,7 +55,7 @@ def _quantised_base(at: Situation) -> Sequence[Move]:
 
 _STATES: tuple[Kind, ...] = ("gradients", "optimizer states", "buffers")
 
-_trained_lever = partial(Lever, turns="trained")
+_trained_lever = partial(Lever, scope="trained")
 
 _OF_MODELS: tuple[Lever, ...] = (
     _trained_lever(

@@ -50,8 +50,8 @@ def _depths_besides(at: Situation) -> tuple[Sequence[Move], Sequence[Move]]:
     return moves[:place][::-1], moves[place + 1 :]
 
 
-_trained_lever = partial(Lever, turns="trained", engine=ZeroConfig)
-_frozen_lever = partial(Lever, turns="frozen", engine=FrozenZeroConfig)
+_trained_lever = partial(Lever, scope="trained", engine=ZeroConfig)
+_frozen_lever = partial(Lever, scope="frozen", engine=FrozenZeroConfig)
 
 LEVERS: tuple[Lever, ...] = (
     _trained_lever(
