@@ -57,6 +57,18 @@ def test_a_checkpoint_in_the_background_is_copied_whole(
         assert copy.moments == {moment for moment in MOMENTS if moment.phase != "load"}
 
 
+def test_masters_of_16_bits_are_copied_as_such() -> None:
+    settings = {"zero": {"stage": 2, "state_dtype": "bfloat16"}}
+    role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD, **settings}))
+    own = RoleWork(
+        *("actor", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS), copies_states=True
+    )
+    held = {one.item.name: one for one in trained_role(role, own, "train_actor")}
+    masters = size(held, "bf16 masters")
+    assert masters == 2 * PARAMETERS // 8
+    assert size(held, "copy of a checkpoint") == masters + size(held, "moments")
+
+
 def size(held: dict[str, Allocation], name: str) -> int:
     return held[name].item.bytes
 

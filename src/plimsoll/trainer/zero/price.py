@@ -100,7 +100,8 @@ def _average_and_buffers(
     zero = role.settings_of(ZeroConfig)
     if zero.hpz_partition_size > 1:
         yield second_copy(counts, zero.hpz_partition_size)
-    states = round((4 + counts.moments + each) * counts.trained / ranks)
+    masters = ELEMENT_BYTES[zero.state_dtype]
+    states = round((masters + counts.moments + each) * counts.trained / ranks)
     life: Life = "writing"
     name, of = "checkpoint file", "bytes: of a file that is gathered, and of the one before"
     size = min(2 * CHECKPOINT_FILE, states)
