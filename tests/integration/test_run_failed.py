@@ -85,7 +85,7 @@ def test_a_run_whose_reward_raises_is_failed_logged_and_goes_on(home: Path) -> N
     log = logged(home)
     assert failed.out and all(line in log for line in failed.out.splitlines())
     assert "\nabout to raise\n" in log and "\nTraceback (most recent call last):\n" in log
-    assert ", in _raise_first\n" in log and first in log
+    assert ", in converse\n" in log and first in log
 
     (home / "does").unlink()
     done = run(home, "grpo", "grpo.yaml", "--run.resume", "auto")
