@@ -25,7 +25,7 @@ from plimsoll.rl.setup import (
 from plimsoll.rl.source import Experience, Source
 from plimsoll.run.numbers import plural
 from plimsoll.run.state import RunState
-from plimsoll.sync.proof import WeightSync, sync_weights
+from plimsoll.sync.proof import SyncReport, WeightSync, sync_weights
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class Live(Source):
 
         Raises ConfigError if prompts wait that an asynchronous run was sampling.
         """
-        session = self.work.session
         if state.unlearned and self.work.config.rollout.staleness == 0:
             raise ConfigError(
                 f"rollout.staleness is 0, and the checkpoint of step {state.step} has "
@@ -75,11 +74,16 @@ class Live(Source):
                 "rollout.staleness to 1 or more, or begin a new run.directory."
             )
         self.scorer.restore(state.rewards)
-        if session.resumed:
-            with session.phase("sync", self.work.cluster):
-                free_memory_for_sync(self.work.cluster, self.work.spec)
-                sync_weights(self.sync, state.weight_version)
-                put_ranks_to_sleep(self.work.cluster, self.work.spec)
+        if self.work.session.resumed:
+            self._send(state.weight_version)
+
+    def _send(self, version: int) -> SyncReport:
+        """Send the ranks' weights to the engines as `version`; return the proof."""
+        with self.work.session.phase("sync", self.work.cluster):
+            free_memory_for_sync(self.work.cluster, self.work.spec)
+            proved = sync_weights(self.sync, version)
+            put_ranks_to_sleep(self.work.cluster, self.work.spec)
+        return proved
 
     def draw(self, state: RunState) -> Experience:
         """Sample and score the trajectories of the step after `state`, and return them."""
@@ -103,10 +107,7 @@ class Live(Source):
 
     def renew(self, step: int) -> dict[str, float]:
         """Send the ranks' weights to the engines; return the transfer's metrics (`sync/<name>`)."""
-        with self.work.session.phase("sync", self.work.cluster):
-            free_memory_for_sync(self.work.cluster, self.work.spec)
-            proved = sync_weights(self.sync, step)
-            put_ranks_to_sleep(self.work.cluster, self.work.spec)
+        proved = self._send(step)
         if self.ahead is not None:
             self.ahead.renew(step)
         return {
