@@ -336,7 +336,7 @@ class SampledAhead:
         stream = self._stream = self._stream or self._begin(state)
         started = time.monotonic()
 
-        def take(count: int) -> list[Sequence[Trajectory]]:
+        def take(first: int, count: int) -> list[Sequence[Trajectory]]:
             return [group.trajectories for group in self._do(stream.take(count))]
 
         def set_aside(count: int) -> None:

@@ -100,11 +100,7 @@ def sample(
         arguments = (prompts, responses, sampling, _seed(spec, step, first), answering, on_failure)
         return answers(cluster, *arguments, first_group=first)
 
-    drawn = 0
-
-    def take(count: int) -> list[list[Trajectory]]:
-        nonlocal drawn
-        first, drawn = drawn, drawn + count
+    def take(first: int, count: int) -> list[list[Trajectory]]:
         prompts, responses = draw(first, count), spec.config.batch.responses
         return ask(prompts, responses, sampling, first, failed).whole_groups()
 
@@ -124,7 +120,7 @@ def sample(
 def collect(
     spec: RunSpec[RlConfig],
     cluster: Cluster,
-    take: Callable[[int], Sequence[Sequence[Trajectory]]],
+    take: Callable[[int, int], Sequence[Sequence[Trajectory]]],
     set_aside: Callable[[int], object] = lambda idle: None,
 ) -> Taken:
     """Take groups until a step has those that it learns from.
@@ -136,7 +132,8 @@ def collect(
     Args:
         spec: the run.
         cluster: has the reward models.
-        take: returns that many further groups, or fewer if some failed.
+        take: a function of (first, count) that returns `count` groups, or fewer if some failed,
+            after `first` that were asked for before.
         set_aside: told how many of the groups of a round teach nothing.
     """
     batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
@@ -144,8 +141,8 @@ def collect(
     idle: list[Sequence[Trajectory]] = []
     drawn = 0
     while count := next_count(batch.prompts, len(kept), len(idle), drawn, dynamic):
+        groups = take(drawn, count)
         drawn += count
-        groups = take(count)
         if dynamic is None:
             kept += groups
             continue
