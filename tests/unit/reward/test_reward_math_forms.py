@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from examples import percent
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.records import Prompt, single_turn
@@ -266,6 +266,7 @@ def test_a_number_that_is_not_looked_at_is_one_that_is_read(text: str) -> None:
     found = re.search(r"-?[\d,. ]*\d", text)
     assert found
     value = re.sub("[, ]", "", found[0])
+    assume(sum(map(str.isdigit, value)) <= 15)  # beyond a float's, 1.0 is not 1.00 to math-verify
     answer = "" if number.endswith("%") else boxed(value)  # 50 % is 50 and 0.5
     expected = MathVerdict.EQUAL if answer else MathVerdict.DIFFERENT
     assert verify(answers.as_math(text) or "", answer) is expected
