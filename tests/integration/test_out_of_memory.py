@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plimsoll.algorithm.policy_loss.clip import loss as plain
+from plimsoll.algorithm.policy_loss import clip as plain
 
 
 class FullCard(TorchDispatchMode):

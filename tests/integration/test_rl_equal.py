@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from itertools import chain, combinations, product
 from pathlib import Path
-from pkgutil import iter_modules
-from types import ModuleType
 
 import pytest
 from choice import pairwise, slow
@@ -21,9 +19,7 @@ from ranks import RankProcesses
 from rl_cases import GREEDY, KL, LARGE, SMALL, Case, ServingRanks, trajectories
 from rl_reference import PlainRole, distance, plain_rl
 
-import plimsoll.algorithm.advantage
-import plimsoll.algorithm.correction
-import plimsoll.algorithm.policy_loss
+from plimsoll.config.choice import built_in_names
 from plimsoll.jobs.rl_loop import train_actor
 from plimsoll.records import Floats
 from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
@@ -39,13 +35,9 @@ WEIGHTS_BOUND = 2e-4
 """Of the way that the weights went; see `distance`."""
 
 
-def files_of(package: ModuleType) -> tuple[str, ...]:
-    return tuple(module.name for module in iter_modules(package.__path__))
-
-
-POLICY_LOSSES = files_of(plimsoll.algorithm.policy_loss)
-CORRECTIONS = (None, *files_of(plimsoll.algorithm.correction))
-ADVANTAGES = files_of(plimsoll.algorithm.advantage)
+POLICY_LOSSES = built_in_names("plimsoll.algorithm.policy_loss")
+CORRECTIONS = (None, *built_in_names("plimsoll.algorithm.correction"))
+ADVANTAGES = built_in_names("plimsoll.algorithm.advantage")
 AGGREGATIONS, KLS = ("tokens", "sequences", "constant"), ("loss", "reward", "none")
 DIVIDED = ((0, 1, 2, 3), (2, 1), (SMALL, LARGE), (True, False), (2, 1))
 """ZeRO stage, ranks, budget, shared prompts, mini-batches; first those that fill up the cases."""

@@ -15,9 +15,9 @@ OWN = """
 import os
 from dataclasses import replace
 
-from plimsoll.algorithm.advantage.reinforce import estimate as plain_advantages
-from plimsoll.algorithm.policy_loss.clip import loss as plain_loss
-from plimsoll.algorithm.preference_loss.simpo import loss as plain_preference
+from plimsoll.algorithm.advantage import reinforce as plain_advantages
+from plimsoll.algorithm.policy_loss import clip as plain_loss
+from plimsoll.algorithm.preference_loss import simpo as plain_preference
 
 calls = [0]
 BAD = float("nan")

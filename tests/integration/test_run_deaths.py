@@ -81,7 +81,7 @@ def reward(trajectory):
 
 def advantage(inputs, values_L):
     mark("training")
-    return gae.estimate(inputs, values_L)
+    return gae(inputs, values_L)
 
 
 def stuck(inputs, values_L):

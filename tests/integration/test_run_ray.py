@@ -66,7 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task(home)
     write_config(home, "ppo", divided_ppo())
     # The default one, by the path of a file, which every rank loads where the command was started.
-    (home / "own_loss.py").write_text("from plimsoll.algorithm.policy_loss.clip import loss\n")
+    (home / "own_loss.py").write_text("from plimsoll.algorithm.policy_loss import clip as loss\n")
     return home
 
 

@@ -17,8 +17,8 @@ import os
 
 import torch
 
-from plimsoll.algorithm.divergence.forward_kl import compare as plain_divergence
-from plimsoll.algorithm.preference_loss.simpo import loss as plain_preference
+from plimsoll.algorithm.divergence import forward_kl as plain_divergence
+from plimsoll.algorithm.preference_loss import simpo as plain_preference
 
 done = []
 

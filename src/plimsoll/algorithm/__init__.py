@@ -1,1 +1,1 @@
-"""Pure tensor functions, one idea a file; no DeepSpeed, Ray or transformers."""
+"""Pure tensor functions, one kind a file; no DeepSpeed, Ray or transformers."""

@@ -1,11 +1,10 @@
 """Find the functions that the config names: losses, advantage estimators, and others.
 
-A new function is a new file and a config value that names it. The file is in policy_loss/,
-preference_loss/, reward_loss/ or feedback_loss/ and defines `loss`; in divergence/ and defines
-`compare`; in advantage/ and defines `estimate`; or in correction/ and defines `weigh`. Any function
-outside of Plimsoll works too. Further positional parameters ask for further inputs: a preference
-loss gets the reference's log-probs, a policy loss the sampler's, and an advantage estimator values,
-groups or greedy rewards, by the parameters' names.
+A config names a function of advantage.py, policy_loss.py, correction.py, preference_loss.py,
+reward_loss.py, feedback_loss.py or divergence.py, or any function outside of Plimsoll. Further
+positional parameters ask for further inputs: a preference loss gets the reference's log-probs, a
+policy loss the sampler's, and an advantage estimator values, groups or greedy rewards, by the
+parameters' names.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _METRICS_OF_A_JOB = {
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
     "feedback_loss": f"accuracy|{_INTERVAL}",
 }
-"""Patterns of a job's own metric names, by the package of algorithm/ that holds its losses."""
+"""Patterns of a job's own metric names, by the file of algorithm/ that holds its losses."""
 
 
 def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
@@ -145,7 +144,7 @@ class _Checked(Generic[Output]):
     Attributes:
         key: the setting that chose the function.
         name: the value of that setting.
-        package: the package of algorithm/.
+        kind: the file of algorithm/ that has the built-in functions of this kind.
         function: the function itself.
         output_type: the type of its output.
         shapes: gives the expected shapes of the output's tensors, by field, from the inputs.
@@ -153,7 +152,7 @@ class _Checked(Generic[Output]):
 
     key: str
     name: str
-    package: str
+    kind: str
     function: Callable[..., Output]
     output_type: type[Output]
     shapes: Callable[..., Shapes]
@@ -216,7 +215,7 @@ class _Checked(Generic[Output]):
                     f"{self} gave the metric {name!r} as {_describe(value)}. A metric is {form}, "
                     f"a tensor of shape {list(shape)}, and its name is a string."
                 )
-            if is_run_metric(self.package, name):
+            if is_run_metric(self.kind, name):
                 raise ConfigError(
                     f"{self} gave the metric {name!r}. The run has a metric of this name itself, "
                     f"and one would overwrite the other in metrics.jsonl. Give it another name, "
@@ -224,9 +223,9 @@ class _Checked(Generic[Output]):
                 )
 
 
-def is_run_metric(package: str, name: str) -> bool:
-    """Return whether Plimsoll reports a metric of this name in runs with a loss of this package."""
-    return re.fullmatch(f"{_METRICS_OF_ALL_JOBS}|{_METRICS_OF_A_JOB[package]}", name) is not None
+def is_run_metric(kind: str, name: str) -> bool:
+    """Return whether Plimsoll reports a metric of this name in runs with a loss of this file."""
+    return re.fullmatch(f"{_METRICS_OF_ALL_JOBS}|{_METRICS_OF_A_JOB[kind]}", name) is not None
 
 
 def _describe(value: object) -> str:
@@ -258,12 +257,12 @@ def _list_shapes(shapes: Mapping[str, torch.Size | None]) -> str:
 
 def _resolve(
     choice: Choice,
-    package: str,
+    kind: str,
     output_type: type[Output],
     shapes: Callable[..., Shapes],
     arguments: int = 1,
 ) -> Callable[..., Output]:
-    """Return the function that `choice` names in a package of algorithm/, with its options set.
+    """Return the function that `choice` names in a file of algorithm/, with its options set.
 
     It takes `arguments` positional arguments, and checks its output at each call (see `_Checked`).
 
@@ -271,9 +270,9 @@ def _resolve(
         ConfigError: a name, option or option's value cannot be used, or the function takes another
             number of positional arguments.
     """
-    name, key = FUNCTIONS[package]
+    key = FUNCTIONS[kind]
     try:
-        function = resolve_choice(choice, f"{PACKAGE}.{package}", name, arguments)
+        function = resolve_choice(choice, f"{PACKAGE}.{kind}", arguments=arguments)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    return _Checked(key, choice.name, package, function, output_type, shapes)
+    return _Checked(key, choice.name, kind, function, output_type, shapes)

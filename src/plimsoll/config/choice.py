@@ -1,8 +1,8 @@
 """Find the function that a `Choice` of the config names, and bind its options.
 
-A name is a file of a package of Plimsoll's; a name with a colon is one's own function, in a module
-or a file (files.py). Nothing is registered anywhere: a new loss, advantage or reward is one new
-file and one config value.
+A name is a function of a file of Plimsoll's, or a file of a package; a name with a colon is one's
+own function, in a module or a file (files.py). Nothing is registered anywhere: a new loss,
+advantage or reward is one new function and one config value.
 Options are checked here, before anything runs, against the function's keyword-only parameters;
 an annotation such as `Annotated[float, Field(gt=1)]` has its bounds checked too.
 """
@@ -31,7 +31,7 @@ from plimsoll.errors import ConfigError
 def resolve_choice(
     choice: Choice,
     package: str,
-    function: str,
+    function: str | None = None,
     arguments: int = 1,
     *,
     awaited: bool = False,
@@ -41,9 +41,10 @@ def resolve_choice(
 
     Args:
         choice: name and options, as the config has them.
-        package: the dotted package that holds the named files, such as
-            `plimsoll.algorithm.policy_loss`.
-        function: the name of the one function that each of its files defines, such as `loss`.
+        package: the dotted name of the file that has the named functions, such as
+            `plimsoll.algorithm.policy_loss`; or of the package that has the named files.
+        function: the name of the one function that each file of a package defines; None for a
+            file of functions.
         arguments: how many arguments it is called with, by position.
         awaited: whether one's own function may be an `async def`.
         adapted: wraps one's own function, which may have another form, into a function of these
@@ -56,8 +57,9 @@ def resolve_choice(
     if ":" in choice.name:
         chosen = adapted(_own_function(choice.name, awaited))
     else:
-        _package_function(choice.name, package, function)
-        chosen = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
+        _built_in(choice.name, package, function)
+        module, member = _place(choice.name, package, function)
+        chosen = vars(importlib.import_module(module))[member]
     return bind_options(choice, chosen, package.rpartition(".")[2], arguments)
 
 
@@ -87,7 +89,7 @@ def bind_options(
     return bound
 
 
-def check_choice(choice: Choice, package: str, function: str) -> None:
+def check_choice(choice: Choice, package: str, function: str | None = None) -> None:
     """Raise ConfigError, as `resolve_choice` does, for a name, an option or its value.
 
     A file of Plimsoll's is read, not imported: it may need torch, which the caller may lack. So the
@@ -96,7 +98,9 @@ def check_choice(choice: Choice, package: str, function: str) -> None:
     _checked_options(choice, _signature(choice, package, function))
 
 
-def positional_parameters(choice: Choice, package: str, function: str) -> tuple[str, ...]:
+def positional_parameters(
+    choice: Choice, package: str, function: str | None = None
+) -> tuple[str, ...]:
     """Return the names of the positional parameters of the function that `choice` names.
 
     A file of Plimsoll's is read, not imported.
@@ -116,7 +120,7 @@ class _Signature:
     scope: Mapping[str, Any]
 
 
-def _signature(choice: Choice, package: str, function: str) -> _Signature:
+def _signature(choice: Choice, package: str, function: str | None) -> _Signature:
     if ":" in choice.name:
         return _signature_of(_own_function(choice.name))
     return _written_signature(choice.name, package, function)
@@ -133,8 +137,8 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
 
 
 @functools.cache  # a search for what fits checks the same names hundreds of times
-def _written_signature(name: str, package: str, function: str) -> _Signature:
-    parameters = _package_function(name, package, function).args
+def _written_signature(name: str, package: str, function: str | None) -> _Signature:
+    parameters = _built_in(name, package, function).args
     options = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
     return _Signature(
         tuple(argument.arg for argument in [*parameters.posonlyargs, *parameters.args]),
@@ -153,28 +157,38 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
     )
 
 
-@functools.cache
-def _package_function(name: str, package: str, function: str) -> ast.FunctionDef:
-    """Return the syntax tree of the function in the package's file of this name."""
-    files = modules_in(package)
-    definition = _function_in(package, name, function) if name in files else None
-    if definition is None:
-        known = sorted(file for file in files if _function_in(package, file, function))
+def _built_in(name: str, package: str, function: str | None) -> ast.FunctionDef:
+    """Return the syntax tree of the function of Plimsoll's that a name chooses."""
+    known = built_in_names(package, function)
+    if name not in known:
         raise ConfigError(
             f"No {package.rpartition('.')[2]} is called {name!r}.{nearest(name, known)} Known: "
             f"{', '.join(known)}. A function of your own is chosen as my.module:my_function or "
             f"path/to/file.py:my_function."
         )
-    return definition
+    module, member = _place(name, package, function)
+    return _functions_of(module)[member]
 
 
-def _function_in(package: str, file: str, function: str) -> ast.FunctionDef | None:
-    spec = find_spec(f"{package}.{file}")
+def built_in_names(package: str, function: str | None = None) -> list[str]:
+    """Return the names, sorted, that choose a function of Plimsoll's; see `resolve_choice`."""
+    if function is None:
+        return sorted(name for name in _functions_of(package) if not name.startswith("_"))
+    return [file for file in modules_in(package) if function in _functions_of(f"{package}.{file}")]
+
+
+def _place(name: str, package: str, function: str | None) -> tuple[str, str]:
+    """Return the module of the function that a name chooses, and the function's name there."""
+    return (package, name) if function is None else (f"{package}.{name}", function)
+
+
+@functools.cache
+def _functions_of(module: str) -> dict[str, ast.FunctionDef]:
+    """Return the syntax trees of a module's functions by name; the module is not imported."""
+    spec = find_spec(module)
     assert spec is not None and spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return node
-    return None
+    nodes = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def _own_function(name: str, awaited: bool = False) -> Callable[..., Any]:

@@ -25,15 +25,15 @@ from plimsoll.config.run import JobConfig, RlBatch
 PACKAGE = "plimsoll.algorithm"
 """The package of the functions that `algorithm` chooses by name."""
 FUNCTIONS = {
-    "policy_loss": ("loss", "algorithm.policy_loss"),
-    "preference_loss": ("loss", "algorithm.loss"),
-    "reward_loss": ("loss", "algorithm.loss"),
-    "feedback_loss": ("loss", "algorithm.loss"),
-    "advantage": ("estimate", "algorithm.advantage"),
-    "correction": ("weigh", "algorithm.correction"),
-    "divergence": ("compare", "algorithm.divergence"),
+    "policy_loss": "algorithm.policy_loss",
+    "preference_loss": "algorithm.loss",
+    "reward_loss": "algorithm.loss",
+    "feedback_loss": "algorithm.loss",
+    "advantage": "algorithm.advantage",
+    "correction": "algorithm.correction",
+    "divergence": "algorithm.divergence",
 }
-"""For each package of algorithm/: the function in each of its files, and the key choosing it."""
+"""The files of algorithm/ with functions that a config names, and the key that names one."""
 
 
 class AdaptiveKlConfig(Settings):
@@ -77,17 +77,17 @@ class RlAlgorithm(Settings):
     """
 
     advantage: Choice = Choice(name="gae", options={"gamma": 1.0, "gae_lambda": 0.95})
-    """The advantage estimator: a file of algorithm/advantage/, or a function of one's own."""
+    """The advantage estimator: a function of algorithm/advantage.py, or a function of one's own."""
     policy_loss: Choice = Choice(name="clip")
-    """The policy loss: a file of algorithm/policy_loss/, or a function of one's own."""
+    """The policy loss: a function of algorithm/policy_loss.py, or a function of one's own."""
     aggregation: Literal["tokens", "sequences", "constant"] = "tokens"
     """tokens: the mean of all action tokens of a step; sequences: the mean of the sequences' means;
     constant: the sum, divided by aggregation_tokens times the number of sequences."""
     aggregation_tokens: PositiveInt | None = None
     """The divisor of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
     correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})
-    """Weights against the difference between sampler and trainer: a file of algorithm/correction/,
-    or a function of one's own; null: none."""
+    """Weights against the difference between sampler and trainer: a function of
+    algorithm/correction.py, or one's own; null: none."""
     value_clip: PositiveFloat | None = 0.2
     """Clip the change of the value by this much; null turns value clipping off."""
     kl: Annotated[KlConfig | None, BeforeValidator(_none)] = KlConfig()

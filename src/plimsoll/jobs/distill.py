@@ -15,8 +15,8 @@ class DistillAlgorithm(Settings):
     """Learning a teacher's distributions; Hinton et al. 2015, https://arxiv.org/abs/1503.02531."""
 
     divergence: Choice = Choice(name="forward_kl")
-    """The divergence of the actor from the teacher: a file of algorithm/divergence/ (`forward_kl`,
-    `reverse_kl`, `jsd`), or a function of one's own."""
+    """The divergence of the actor from the teacher: `forward_kl`, `reverse_kl` or `jsd`
+    (algorithm/divergence.py), or a function of one's own."""
     temperature: PositiveFloat = 1.0
     """Divides the logits of actor and teacher for the divergence, which is then multiplied by the
     temperature's square, so that its gradient stays as large."""

@@ -28,7 +28,7 @@ class PreferenceAlgorithm(Settings):
     """Learning from pairs; Rafailov et al. 2023, https://arxiv.org/abs/2305.18290."""
 
     loss: Choice = Choice(name="dpo", options={"beta": 0.1})
-    """The preference loss: a file of algorithm/preference_loss/, or a function of one's own."""
+    """The preference loss: a function of algorithm/preference_loss.py, or one's own."""
     nll_weight: NonNegativeFloat = 0.0
     """Weight of the chosen response's mean negative log-likelihood beside the preference loss."""
 

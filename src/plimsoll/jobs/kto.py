@@ -27,7 +27,7 @@ class KtoAlgorithm(Settings):
     """Learning from labelled responses; Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306."""
 
     loss: Choice = Choice(name="kto", options={"beta": 0.1})
-    """The loss: a file of algorithm/feedback_loss/, or a function of one's own."""
+    """The loss: a function of algorithm/feedback_loss.py, or a function of one's own."""
 
 
 class KtoConfig(JobConfig):

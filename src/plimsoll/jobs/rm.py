@@ -18,7 +18,7 @@ class RewardAlgorithm(Settings):
     """Learning scores from pairs; Ouyang et al. 2022, https://arxiv.org/abs/2203.02155."""
 
     loss: Choice = Choice(name="log_sigmoid")
-    """The reward loss: a file of algorithm/reward_loss/, or a function of one's own."""
+    """The reward loss: a function of algorithm/reward_loss.py, or a function of one's own."""
     centring: NonNegativeFloat = 0.0
     """Weight of a loss term that draws scores to 0: the mean square of the sum of a pair's scores;
     such as 0.01, Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244."""

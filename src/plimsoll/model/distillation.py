@@ -39,7 +39,7 @@ class Lesson:
         bias_V: the bias of the teacher's head.
         form: how the teacher's logits are computed.
         divergence: the divergence of the student's distributions from the teacher's; see
-            algorithm/divergence/.
+            algorithm/divergence.py.
         temperature: the divisor of both logits for the divergence.
         nll_share: the weight of the negative log-likelihood in the loss. The divergence has the
             rest, times temperature^2, which keeps its gradient as large at any temperature (Hinton

@@ -54,16 +54,15 @@ def unknown_needs(advantage: Choice) -> tuple[str, ...]:
     return tuple(name for name in parameters[1:] if name not in get_args(AdvantageNeed))
 
 
-def is_known(package: str, choice: Choice) -> bool:
+def is_known(kind: str, choice: Choice) -> bool:
     """Return whether the choice names a function that can be used."""
-    return _parameters(package, choice) is not None
+    return _parameters(kind, choice) is not None
 
 
-def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
+def _parameters(kind: str, choice: Choice) -> tuple[str, ...] | None:
     """Return a function's positional parameters; None if its name or options cannot be used."""
-    function, _ = FUNCTIONS[package]
     try:
-        return positional_parameters(choice, f"{PACKAGE}.{package}", function)
+        return positional_parameters(choice, f"{PACKAGE}.{kind}")
     except ConfigError:
         return None
 
@@ -75,12 +74,11 @@ def is_own(choice: Choice) -> bool:
 
 def check_choices(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield a problem for each choice with a wrong name, option or value of an option."""
-    for package, choice in spec.job.choices(spec.config).items():
-        function, key = FUNCTIONS[package]
+    for kind, choice in spec.job.choices(spec.config).items():
         try:
-            check_choice(choice, f"{PACKAGE}.{package}", function)
+            check_choice(choice, f"{PACKAGE}.{kind}")
         except ConfigError as error:
-            yield unusable(key, choice, error)
+            yield unusable(FUNCTIONS[kind], choice, error)
 
 
 def unusable(key: str, choice: Choice, error: ConfigError) -> Problem:

@@ -277,7 +277,7 @@ class Job(Generic[ConfigT]):
         evaluation: returns the metrics that are measured on held-out rows.
         loop: the import path of its `Loop`, which needs torch.
         panels: the panels of its curves.
-        choices: returns the functions that the config names, by package of algorithm/.
+        choices: returns the functions that the config names, by file of algorithm/.
         rules: yields problems between settings that only this job has.
         sampling: returns the work of its engines; None if the job learns from data.
         rows: returns the settings, besides those of `data`, that change how a row is encoded.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -12,9 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from plimsoll.algorithm import advantage as advantage_package
-from plimsoll.algorithm import correction as correction_package
-from plimsoll.algorithm import policy_loss as policy_loss_package
 from plimsoll.algorithm.choice import (
     advantage,
     correction,
@@ -32,6 +28,7 @@ from plimsoll.algorithm.inputs import (
 )
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
 from plimsoll.config.base import Choice, OptionValue
+from plimsoll.config.choice import built_in_names
 from plimsoll.config.rl import RlAlgorithm
 from plimsoll.errors import ConfigError, FunctionFailed
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_sampler
@@ -176,13 +173,13 @@ def test_options_reach_the_function() -> None:
     assert estimator(INPUTS, GIVEN).advantages_L.tolist() == pytest.approx([0.0, 0.5])
 
 
-def test_every_file_of_the_packages_resolves() -> None:
-    for module in pkgutil.iter_modules(policy_loss_package.__path__):
-        assert policy_loss(Choice(name=module.name))(policy_inputs()).loss_L.requires_grad
-    for module in pkgutil.iter_modules(advantage_package.__path__):
-        advantage(Choice(name=module.name))(INPUTS, GIVEN)
-    for module in pkgutil.iter_modules(correction_package.__path__):
-        correction(Choice(name=module.name))(policy_inputs().correction)
+def test_every_function_of_the_files_resolves() -> None:
+    for name in built_in_names("plimsoll.algorithm.policy_loss"):
+        assert policy_loss(Choice(name=name))(policy_inputs()).loss_L.requires_grad
+    for name in built_in_names("plimsoll.algorithm.advantage"):
+        advantage(Choice(name=name))(INPUTS, GIVEN)
+    for name in built_in_names("plimsoll.algorithm.correction"):
+        correction(Choice(name=name))(policy_inputs().correction)
 
 
 def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

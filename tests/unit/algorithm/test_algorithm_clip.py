@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.algorithm.inputs import PolicyLossInputs
-from plimsoll.algorithm.policy_loss.clip import loss
+from plimsoll.algorithm.policy_loss import clip as loss
 
 torch.set_num_threads(1)
 

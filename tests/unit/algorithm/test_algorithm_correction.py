@@ -59,11 +59,11 @@ def test_ratios_by_hand(level: RatioLevel, expected: list[float]) -> None:
     ],
 )
 def test_truncated_weights_by_hand(level: RatioLevel, expected: list[float]) -> None:
-    assert truncate.weigh(GIVEN, level=level).weights_L.tolist() == pytest.approx(expected)
+    assert truncate(GIVEN, level=level).weights_L.tolist() == pytest.approx(expected)
 
 
 def test_the_bound_of_truncation_is_an_option() -> None:
-    found = truncate.weigh(GIVEN, high=3.0).weights_L.tolist()
+    found = truncate(GIVEN, high=3.0).weights_L.tolist()
     assert found == pytest.approx([3, 0.25, 0.4, 2, 2, 2])
 
 
@@ -79,32 +79,32 @@ def test_the_bound_of_truncation_is_an_option() -> None:
 def test_masked_weights_by_hand(
     level: RatioLevel, low: float, high: float, expected: list[float]
 ) -> None:
-    found = mask.weigh(GIVEN, level=level, low=low, high=high).weights_L.tolist()
+    found = mask(GIVEN, level=level, low=low, high=high).weights_L.tolist()
     assert found == pytest.approx(expected)
 
 
 def test_what_is_kept_may_be_of_another_level() -> None:
     """Sequences are let through by their geometric mean, and each token keeps its own weight."""
-    found = mask.weigh(GIVEN, level="geometric", low=0.5, high=5.0, kept="token").weights_L
+    found = mask(GIVEN, level="geometric", low=0.5, high=5.0, kept="token").weights_L
     assert found.tolist() == pytest.approx([4, 0.25, 0, 2, 2, 2])
 
 
 def test_icepop_by_hand() -> None:
-    assert icepop.weigh(GIVEN).weights_L.tolist() == pytest.approx([4, 0, 0, 2, 2, 2])
-    found = icepop.weigh(GIVEN, low=0.3, high=3.0).weights_L.tolist()
+    assert icepop(GIVEN).weights_L.tolist() == pytest.approx([4, 0, 0, 2, 2, 2])
+    found = icepop(GIVEN, low=0.3, high=3.0).weights_L.tolist()
     assert found == pytest.approx([0, 0, 0.4, 2, 2, 2])
 
 
 def test_the_bounds_belong_to_the_band() -> None:
     exact = inputs([1.0, 1.0], [1, 1])
-    assert mask.weigh(exact, level="token", low=1.0, high=1.0).weights_L.tolist() == [1, 1]
+    assert mask(exact, level="token", low=1.0, high=1.0).weights_L.tolist() == [1, 1]
 
 
 def test_a_product_drifts_with_length_and_a_geometric_mean_does_not() -> None:
     """A thousand tokens, each e^0.002 likelier: e^2 = 7.4 for the product."""
     drifting = inputs([math.exp(0.002)] * 1000, [1000])
-    assert not mask.weigh(drifting).weights_L.any()
-    found = mask.weigh(drifting, level="geometric").weights_L.tolist()
+    assert not mask(drifting).weights_L.any()
+    found = mask(drifting, level="geometric").weights_L.tolist()
     assert found == pytest.approx([math.exp(0.002)] * 1000)
 
 
@@ -112,7 +112,7 @@ def test_no_sequence_is_too_far_away_for_a_number() -> None:
     far = CorrectionInputs(torch.tensor([-1e4, 1e4, math.inf, -math.inf]), torch.arange(5))
     for level in ("token", "sequence", "geometric"):
         assert sampler_ratios(far, level).isfinite().all()
-        assert truncate.weigh(far, level=level).weights_L.isfinite().all()
+        assert truncate(far, level=level).weights_L.isfinite().all()
     found = mismatch_metrics(far)
     assert all(x.isfinite().all() for x in found.values())
     assert found["mismatch/clamped"].tolist() == [1, 1, 1, 1]
@@ -154,7 +154,7 @@ def test_equals_the_plain_loop(batch: list[list[float]], low: float, high: float
         of_level["geometric"] += [math.prod(own) ** (1 / max(1, len(own)))] * len(own)
     for level, ratios in of_level.items():
         near = any(abs(r - bound) < 1e-9 for r in ratios for bound in (low, high))
-        cut = truncate.weigh(given_inputs, level=level, high=high).weights_L.tolist()
+        cut = truncate(given_inputs, level=level, high=high).weights_L.tolist()
         assert cut == pytest.approx([min(r, high) for r in ratios])
-        masked = mask.weigh(given_inputs, level=level, low=low, high=high).weights_L.tolist()
+        masked = mask(given_inputs, level=level, low=low, high=high).weights_L.tolist()
         assert near or masked == pytest.approx([r if low <= r <= high else 0 for r in ratios])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import pkgutil
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,9 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm import correction as corrections
-from plimsoll.algorithm import policy_loss as policy_losses
-from plimsoll.algorithm import preference_loss as preference_losses
 from plimsoll.algorithm.choice import correction, policy_loss, preference_loss
 from plimsoll.algorithm.inputs import PairValues, PolicyLossInputs, PreferenceLossInputs, TokenLoss
 from plimsoll.algorithm.kl import KlEstimator, kl
@@ -28,14 +24,15 @@ from plimsoll.algorithm.policy_objective import (
 )
 from plimsoll.algorithm.ratios import is_clamped, ratios
 from plimsoll.config.base import Choice
+from plimsoll.config.choice import built_in_names
 from plimsoll.records import BatchCounts
 from plimsoll.resolve.choices import needs_reference, needs_sampler
 
 torch.set_num_threads(1)
 
-POLICY_LOSSES = sorted(module.name for module in pkgutil.iter_modules(policy_losses.__path__))
-CORRECTIONS = [None, *sorted(module.name for module in pkgutil.iter_modules(corrections.__path__))]
-PREFERENCE_LOSSES = sorted(m.name for m in pkgutil.iter_modules(preference_losses.__path__))
+POLICY_LOSSES = built_in_names("plimsoll.algorithm.policy_loss")
+CORRECTIONS = [None, *built_in_names("plimsoll.algorithm.correction")]
+PREFERENCE_LOSSES = built_in_names("plimsoll.algorithm.preference_loss")
 ESTIMATORS: list[KlEstimator] = ["k1", "k2", "k3"]
 
 LOGPROB = st.one_of(st.floats(-1e4, 0), st.sampled_from([0.0, -1.0, -90.0, -110.0, -1e4]))
@@ -65,7 +62,7 @@ def gradient(inputs: PolicyLossInputs, output: TokenLoss) -> list[float]:
 # clip, so its gradient is 0 (CISPO: -1.2 A); DPPO leaves the token out, which went up by e^-1.
 @pytest.mark.parametrize(
     ("loss", "expected"),
-    [(clip.loss, 0.0), (gspo.loss, 0.0), (sapo.loss, 0.0), (cispo.loss, -1.2)],
+    [(clip, 0.0), (gspo, 0.0), (sapo, 0.0), (cispo, -1.2)],
     ids=["clip", "gspo", "sapo", "cispo"],
 )
 def test_a_ratio_over_the_range_of_float32_is_clipped_and_not_nan(
@@ -79,7 +76,7 @@ def test_a_ratio_over_the_range_of_float32_is_clipped_and_not_nan(
 
 def test_a_token_that_dppo_leaves_out_has_no_ratio_to_overflow() -> None:
     inputs = token([-1.0], [-1.0], [1.0])
-    output = dppo_tv.loss(inputs, torch.tensor([-90.0]), penalty=0.0)
+    output = dppo_tv(inputs, torch.tensor([-90.0]), penalty=0.0)
     assert gradient(inputs, output) == [0]
     assert output.metrics["ratio_clamped"].tolist() == [1]
 
@@ -90,10 +87,10 @@ def test_a_bad_token_beyond_the_bound_is_left_out_of_the_step_and_dual_clip_does
     """PPO's clip does not hold where A < 0 and the ratio is high: up to e^20 the gradient is -A
     times the ratio, and from there on 0."""
     inputs = token([-1.0, -1.0], [-20.0, -22.0], [-1.0, -1.0])
-    output = clip.loss(inputs)
+    output = clip(inputs)
     assert gradient(inputs, output) == pytest.approx([math.exp(19), 0])
     assert output.metrics["ratio_clamped"].tolist() == [0, 1]
-    dual = clip.loss(inputs, dual_clip=3.0)
+    dual = clip(inputs, dual_clip=3.0)
     assert gradient(inputs, dual) == [0, 0]
 
 
@@ -105,7 +102,7 @@ def test_gspo_clamps_the_mean_of_a_sequence_and_not_its_tokens() -> None:
         torch.tensor([2.0, 2.0]),
         torch.tensor([0, 2]),
     )
-    output = gspo.loss(given_inputs)
+    output = gspo(given_inputs)
     assert gradient(given_inputs, output) == pytest.approx([-2.0, -2.0])
     assert output.metrics["ratio_clamped"].tolist() == [0, 0]
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.algorithm.advantage.gae import estimate
+from plimsoll.algorithm.advantage import gae as estimate
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 from plimsoll.algorithm.sequences import last_tokens, sequence_of_token, whiten
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.algorithm.advantage import gae
-from plimsoll.algorithm.advantage.gae_turns import estimate
+from plimsoll.algorithm.advantage import gae_turns as estimate
 from plimsoll.algorithm.inputs import AdvantageInputs
 
 NUMBER = st.floats(-10, 10)
@@ -56,7 +56,7 @@ def test_where_each_token_is_a_turn_it_is_gae(batch: list[list[tuple[float, floa
     own = inputs(placed, [sum(r for r, _, _ in s) for s in batch], [len(s) for s in batch])
     turns = torch.tensor([i for sequence in batch for i in range(len(sequence))])
     found = estimate(own, values, turns, whiten=False)
-    expected = gae.estimate(own, values, whiten=False)
+    expected = gae(own, values, whiten=False)
     torch.testing.assert_close(found.advantages_L, expected.advantages_L, atol=1e-3, rtol=1e-4)
     assert found.returns_L is not None and expected.returns_L is not None
     torch.testing.assert_close(found.returns_L, expected.returns_L, atol=1e-3, rtol=1e-4)

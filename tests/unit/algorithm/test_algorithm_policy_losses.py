@@ -41,7 +41,7 @@ def gradient(given_inputs: PolicyLossInputs, output: TokenLoss) -> list[float]:
 def test_reinforce_by_hand() -> None:
     # log-probs -3, -2, -1
     given_inputs = inputs([1.0, 1.0, 1.0], [2.0, -1.0, 0.5])
-    output = reinforce.loss(given_inputs)
+    output = reinforce(given_inputs)
     assert output.loss_L.tolist() == pytest.approx([6.0, -2.0, 0.5]) and output.metrics == {}
     assert gradient(given_inputs, output) == pytest.approx([-2.0, 1.0, -0.5])
 
@@ -57,7 +57,7 @@ RATIOS, ADVANTAGES = [1.5, 0.5, 1.1, 7.0], [1.0, -1.0, 2.0, -1.0]
 
 def test_cispo_by_hand() -> None:
     given_inputs = inputs(RATIOS, ADVANTAGES)
-    output = cispo.loss(given_inputs)
+    output = cispo(given_inputs)
     assert gradient(given_inputs, output) == pytest.approx([-1.2, 0.8, -2.2, 1.2])
     logprobs = given_inputs.logprobs_L.tolist()
     expected = [-1.2 * logprobs[0], 0.8 * logprobs[1], -2.2 * logprobs[2], 1.2 * logprobs[3]]
@@ -68,7 +68,7 @@ def test_cispo_by_hand() -> None:
 
 def test_cispo_with_an_absolute_cap_has_no_lower_bound() -> None:
     given_inputs = inputs(RATIOS, ADVANTAGES)
-    output = cispo.loss(given_inputs, clip_low=0.1, clip_high=0.1, cap=5.0)
+    output = cispo(given_inputs, clip_low=0.1, clip_high=0.1, cap=5.0)
     assert gradient(given_inputs, output) == pytest.approx([-1.5, 0.5, -2.2, 5.0])
     assert output.metrics["clip_fraction"].tolist() == [0, 0, 0, 1]
 
@@ -82,7 +82,7 @@ def test_the_gradient_of_cispo_is_minus_w_a(
     tokens: list[tuple[float, float]], low: float, high: float, cap: float | None
 ) -> None:
     given_inputs = inputs(*zip(*tokens, strict=True))
-    found = gradient(given_inputs, cispo.loss(given_inputs, clip_low=low, clip_high=high, cap=cap))
+    found = gradient(given_inputs, cispo(given_inputs, clip_low=low, clip_high=high, cap=cap))
     weights = [
         max(1 - low, min(1 + high, ratio)) if cap is None else min(cap, ratio)
         for ratio, _ in tokens
@@ -99,7 +99,7 @@ def test_the_gradient_of_cispo_is_minus_w_a(
 #   3     -1   1.05  2.1    0.890903   3.393917   4 * 0.097195 * 3 = 1.166336
 def test_sapo_by_hand() -> None:
     given_inputs = inputs([1.0, 2.0, 1.0, 3.0], [1.0, 1.0, -2.0, -1.0])
-    output = sapo.loss(given_inputs)
+    output = sapo(given_inputs)
     assert output.loss_L.tolist() == pytest.approx([-2, -2.924234, 3.809524, 3.393917], abs=1e-6)
     found = gradient(given_inputs, output)
     assert found == pytest.approx([-1, -1.572896, 2, 1.166336], abs=5e-6)
@@ -107,7 +107,7 @@ def test_sapo_by_hand() -> None:
 
 def test_sapo_takes_the_tau_of_good_tokens_where_the_advantage_is_zero_or_more() -> None:
     given_inputs = inputs([2.0, 2.0], [1.0, -1.0])
-    found = sapo.loss(given_inputs, tau_positive=2.0, tau_negative=4.0).loss_L.tolist()
+    found = sapo(given_inputs, tau_positive=2.0, tau_negative=4.0).loss_L.tolist()
     sigmoid = [1 / (1 + math.exp(-x)) for x in (2, 4)]
     assert found == pytest.approx([-2 * sigmoid[0], sigmoid[1]])
 
@@ -136,19 +136,19 @@ def moved(advantages: Sequence[float]) -> tuple[PolicyLossInputs, Tensor]:
 
 def test_dppo_by_hand() -> None:
     given_inputs, sampler_L = moved([1.0, -1.0, -1.0, 1.0, 1.0])
-    output = dppo_tv.loss(given_inputs, sampler_L, penalty=0.0)
+    output = dppo_tv(given_inputs, sampler_L, penalty=0.0)
     assert output.loss_L.tolist() == pytest.approx([0, 2, 0, -0.5, -1.2])
     assert gradient(given_inputs, output) == pytest.approx([0, 2, 0, -0.5, -1.2])
     assert output.metrics["clip_fraction"].tolist() == [1, 0, 1, 0, 0]
     assert output.metrics["ratio"].tolist() == pytest.approx([1.5, 1.5, 0.75, 0.75, 1.5])
-    wide = dppo_tv.loss(given_inputs, sampler_L, threshold=0.31, penalty=0.0)
+    wide = dppo_tv(given_inputs, sampler_L, threshold=0.31, penalty=0.0)
     assert not wide.metrics["clip_fraction"].any()
 
 
 def test_the_penalty_of_dppo_is_of_every_token() -> None:
     given_inputs, sampler_L = moved([1.0, -1.0, -1.0, 1.0, 1.0])
-    plain = dppo_tv.loss(given_inputs, sampler_L, penalty=0.0)
-    output = dppo_tv.loss(given_inputs, sampler_L, penalty=0.1)
+    plain = dppo_tv(given_inputs, sampler_L, penalty=0.0)
+    output = dppo_tv(given_inputs, sampler_L, penalty=0.1)
     log_ratios = [math.log(now / before) for now, before in zip(NOW, SAMPLED, strict=True)]
     less = (output.loss_L - plain.loss_L).tolist()
     assert less == pytest.approx([0.1 * x**2 for x in log_ratios])
@@ -158,16 +158,16 @@ def test_the_penalty_of_dppo_is_of_every_token() -> None:
 def test_a_probability_of_dppo_may_rise_further_than_fall() -> None:
     """0.3 up passes 0.31, and 0.3 down does not pass 0.29."""
     given_inputs, sampler_L = moved([1.0, -1.0, -1.0, 1.0, 1.0])
-    output = dppo_tv.loss(given_inputs, sampler_L, threshold=0.31, threshold_low=0.29)
+    output = dppo_tv(given_inputs, sampler_L, threshold=0.31, threshold_low=0.29)
     assert output.metrics["clip_fraction"].tolist() == [0, 0, 1, 0, 0]
-    output = dppo_tv.loss(given_inputs, sampler_L, threshold=0.29, threshold_low=0.31)
+    output = dppo_tv(given_inputs, sampler_L, threshold=0.29, threshold_low=0.31)
     assert output.metrics["clip_fraction"].tolist() == [1, 0, 0, 0, 0]
 
 
 def test_the_cap_of_dppo_bounds_weights_and_keeps_gradients() -> None:
     """Ratios are 2, 2, 0.5, 0.5 and 1.2, the gradient -A min(ratio, 1.5), of those left out 0."""
     given_inputs, sampler_L = moved([1.0, -1.0, -1.0, 1.0, 1.0])
-    output = dppo_tv.loss(given_inputs, sampler_L, cap=1.5, penalty=0.0)
+    output = dppo_tv(given_inputs, sampler_L, cap=1.5, penalty=0.0)
     assert gradient(given_inputs, output) == pytest.approx([0, 1.5, 0, -0.5, -1.2])
     assert output.loss_L.tolist() == pytest.approx([0, 1.5, 0, -0.5, -1.2])
 
@@ -184,7 +184,7 @@ def two_sequences(advantages: Sequence[float]) -> PolicyLossInputs:
 
 def test_gspo_by_hand() -> None:
     given_inputs = two_sequences([2.0, 2.0, -1.0])
-    output = gspo.loss(given_inputs, clip_low=0.15, clip_high=0.15)
+    output = gspo(given_inputs, clip_low=0.15, clip_high=0.15)
     assert output.loss_L.tolist() == pytest.approx([-2.210342, -2.210342, 0.85], abs=1e-6)
     assert output.metrics["clip_fraction"].tolist() == [0, 0, 1]
     # each token of two has half of each of the two terms' gradient s A
@@ -196,7 +196,7 @@ def test_gspo_of_tokens_whose_advantages_differ_by_hand() -> None:
     """As where the KL is in the reward. s = e^0.1 = 1.105171 is of both tokens, and so is what each
     loses by it: -s (2 - 1) / 2 = -0.552585."""
     given_inputs = two_sequences([2.0, -1.0, 0.0])
-    output = gspo.loss(given_inputs, clip_low=0.15, clip_high=0.15)
+    output = gspo(given_inputs, clip_low=0.15, clip_high=0.15)
     assert output.loss_L.tolist() == pytest.approx([-2.210342, 1.105171, 0], abs=1e-6)
     assert gradient(given_inputs, output) == pytest.approx([-0.552585, -0.552585, 0], abs=1e-6)
 
@@ -235,7 +235,7 @@ def test_the_gradient_of_gspo_is_that_of_the_papers_token_form(
     ratios = [ratio for own, _ in batch for ratio in own]
     advantages = [a for own, a in batch for _ in own]
     given_inputs = inputs(ratios, advantages, [len(own) for own, _ in batch])
-    output = gspo.loss(given_inputs, clip_low=low, clip_high=high)
+    output = gspo(given_inputs, clip_low=low, clip_high=high)
     of_sequences = means(output.loss_L, given_inputs.cu_loss_tokens).sum()
     want = gspo_token(given_inputs, low, high)
     assert of_sequences.item() == pytest.approx(want.item(), abs=1e-9)
@@ -248,12 +248,12 @@ def test_the_gradient_of_gspo_is_that_of_the_papers_token_form(
 def test_of_one_token_gspo_is_clip(tokens: list[tuple[float, float]]) -> None:
     ratios, advantages = zip(*tokens, strict=True)
     given_inputs = inputs(ratios, advantages, [1] * len(tokens))
-    found, want = gspo.loss(given_inputs), clip.loss(given_inputs, clip_low=3e-4, clip_high=4e-4)
+    found, want = gspo(given_inputs), clip(given_inputs, clip_low=3e-4, clip_high=4e-4)
     torch.testing.assert_close(found.loss_L, want.loss_L)
     torch.testing.assert_close(gradient(given_inputs, found), gradient(given_inputs, want))
 
 
-LOSSES = {"cispo": cispo.loss, "gspo": gspo.loss, "sapo": sapo.loss, "reinforce": reinforce.loss}
+LOSSES = {"cispo": cispo, "gspo": gspo, "sapo": sapo, "reinforce": reinforce}
 
 
 @pytest.mark.parametrize("name", [*LOSSES, "dppo_tv"])
@@ -262,7 +262,7 @@ def test_a_ratio_of_one_is_the_plain_policy_gradient(name: str, advantages: list
     """Also where the tokens of a sequence differ in what GSPO has the mean of."""
     given_inputs = inputs([1.0] * len(advantages), advantages, [1] * len(advantages))
     old_L = given_inputs.old_logprobs_L
-    output = dppo_tv.loss(given_inputs, old_L) if name == "dppo_tv" else LOSSES[name](given_inputs)
+    output = dppo_tv(given_inputs, old_L) if name == "dppo_tv" else LOSSES[name](given_inputs)
     found = gradient(given_inputs, output)
     assert found == pytest.approx([-a for a in advantages], abs=1e-9)
 
@@ -271,6 +271,6 @@ def test_a_ratio_of_one_is_the_plain_policy_gradient(name: str, advantages: list
 def test_a_micro_batch_without_learned_tokens_has_a_gradient(name: str) -> None:
     empty = inputs([], [], [0, 0])
     sampler_L = torch.zeros(0, dtype=torch.float64)
-    output = dppo_tv.loss(empty, sampler_L) if name == "dppo_tv" else LOSSES[name](empty)
+    output = dppo_tv(empty, sampler_L) if name == "dppo_tv" else LOSSES[name](empty)
     assert gradient(empty, output) == []
     assert all(metric.shape == (0,) for metric in output.metrics.values())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pkgutil
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm import preference_loss as package
+from plimsoll.algorithm import preference_loss as preference_losses
 from plimsoll.algorithm.choice import preference_loss
 from plimsoll.algorithm.figures import wilson_interval
 from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.config.base import Choice, OptionValue
+from plimsoll.config.choice import built_in_names
 from plimsoll.resolve.choices import needs_reference
 
 torch.set_num_threads(1)
 
 PAGE = Path(__file__).parents[3] / "docs" / "dpo.md"
-NAMES = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+NAMES = built_in_names("plimsoll.algorithm.preference_loss")
 
 # Two of the step's four pairs. Log-ratios to the reference: chosen 1 and 0, rejected -1 and 3, so
 # h = 2 and -3. Log-probs per token: chosen -2 and -2, rejected -3 and -2; mean NLL 2 and 2.
@@ -212,7 +211,7 @@ def test_the_page_tells_the_options_and_the_reference_of_each_loss() -> None:
     rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
     assert sorted(name for name, _, _ in rows) == NAMES
     for name, options, answer in rows:
-        loss = vars(import_module(f"{package.__name__}.{name}"))["loss"]
+        loss = vars(preference_losses)[name]
         assert needs_reference(Choice(name=name)) == (answer == "yes")
         taken = inspect.signature(loss).parameters.values()
         named = [one.name for one in taken if one.kind is inspect.Parameter.KEYWORD_ONLY]

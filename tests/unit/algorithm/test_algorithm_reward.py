@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pkgutil
 
 import numpy as np
 import pytest
@@ -12,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm import reward_loss as package
 from plimsoll.algorithm.calibration import calibrate, calibrate_pairs, sigmoid
 from plimsoll.algorithm.choice import reward_loss
 from plimsoll.algorithm.inputs import LossOutput, PairValues, RewardLossInputs
 from plimsoll.algorithm.preference import preference_output, reward_objective
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.config.base import Choice
+from plimsoll.config.choice import built_in_names
 from plimsoll.errors import ConfigError
 from plimsoll.records import BatchCounts
 
 torch.set_num_threads(1)
 
-NAMES = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+NAMES = built_in_names("plimsoll.algorithm.reward_loss")
 PAIRS = 4
 CHOSEN, REJECTED = [2.0, -1.0], [1.0, 0.5]
 """Two of the step's four pairs: 1 ahead, 1.5 behind."""

@@ -18,7 +18,6 @@ import plimsoll
 from plimsoll.cli import main
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice
-from plimsoll.config.rl import FUNCTIONS
 from plimsoll.jobs import JOBS
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
@@ -216,8 +215,7 @@ def test_a_part_of_a_method_typed_as_a_command_gets_the_flag_of_rl(
     assert main([name, "ppo.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"`plimsoll rl CONFIG.yaml --algorithm.{package}.name {name}`" in said
-    function, _ = FUNCTIONS[package]
-    check_choice(Choice(name=name), f"plimsoll.algorithm.{package}", function)
+    check_choice(Choice(name=name), f"plimsoll.algorithm.{package}")
 
 
 def test_a_preset_without_values_refuses_a_critic(capsys: Captured) -> None:
@@ -232,7 +230,7 @@ def test_a_loss_typed_as_a_command_gets_the_flag_of_dpo(name: str, capsys: Captu
     assert main([name, "dpo.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"`plimsoll dpo CONFIG.yaml --algorithm.loss.name {name}`" in said
-    check_choice(Choice(name=name), "plimsoll.algorithm.preference_loss", "loss")
+    check_choice(Choice(name=name), "plimsoll.algorithm.preference_loss")
 
 
 def test_a_config_of_another_job_names_that_command(capsys: Captured) -> None:

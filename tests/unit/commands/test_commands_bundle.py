@@ -157,7 +157,7 @@ def test_code_of_the_config_runs_only_if_it_is_trusted(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The advantage's, which is computed again; the reward's is not called."""
-    Path("mine.py").write_text("from plimsoll.algorithm.advantage.grpo import estimate as ours\n")
+    Path("mine.py").write_text("from plimsoll.algorithm.advantage import grpo as ours\n")
     write_run(METRICS, ROWS, CONFIG.replace("name: grpo", "name: 'mine.py:ours'"))
     bundle()
     code, _, error = check(capsys)

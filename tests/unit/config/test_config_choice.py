@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.config.choice import check_choice, positional_parameters, resolve_choice
+from plimsoll.config.choice import (
+    built_in_names,
+    check_choice,
+    positional_parameters,
+    resolve_choice,
+)
 from plimsoll.config.rl import FUNCTIONS as FUNCTIONS_OF
 from plimsoll.config.rl import PACKAGE
 from plimsoll.errors import ConfigError
@@ -52,6 +55,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "rules" / "__init__.py").write_text("")
     (tmp_path / "rules" / "exact.py").write_text("def score(text, *, weight: float = 2.0): ...")
     (tmp_path / "rules" / "empty.py").write_text("def scored(text): ...")
+    (tmp_path / "many.py").write_text("def exact(text): ...\ndef _helper(text): ...")
     (tmp_path / "chosen.py").write_text(FUNCTIONS)
     (tmp_path / "broken.py").write_text("def score(:")
     (tmp_path / "typo.py").write_text("scroe")
@@ -62,7 +66,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield
-    for name in ("rules", "rules.exact", "rules.empty", "chosen"):
+    for name in ("rules", "rules.exact", "rules.empty", "chosen", "many"):
         sys.modules.pop(name, None)
 
 
@@ -79,6 +83,13 @@ def test_by_name_and_by_import_path() -> None:
         ("text", 2.0, 1, "", False, 1.5, "b", "x")
     )
     assert resolve("chosen:must", scale=2) == "texttext"
+
+
+def test_by_the_name_of_a_function_of_a_file() -> None:
+    assert built_in_names("many") == ["exact"]
+    assert resolve_choice(Choice(name="exact"), "many").func.__module__ == "many"
+    with pytest.raises(ConfigError, match=r"No many is called '_helper'\..*Known: exact\."):
+        resolve_choice(Choice(name="_helper"), "many")
 
 
 @pytest.mark.parametrize(
@@ -210,20 +221,17 @@ def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
 def test_files_of_plimsoll_are_read_as_they_are_imported(package: str) -> None:
     """So the types of their options must be found in config/base.py."""
     where = f"{PACKAGE}.{package}"
-    function = FUNCTIONS_OF[package][0]
-    for file in pkgutil.iter_modules(importlib.import_module(where).__path__):
-        choice = Choice(name=file.name)
-        check_choice(choice, where, function)
-        taken = len(positional_parameters(choice, where, function))
+    for name in built_in_names(where):
+        choice = Choice(name=name)
+        check_choice(choice, where)
+        taken = len(positional_parameters(choice, where))
         resolve = partial(resolve_choice, arguments=taken)
-        found = inspect.signature(resolve(choice, where, function).func).parameters
+        found = inspect.signature(resolve(choice, where).func).parameters
         options = [p for p in found.values() if p.kind is p.KEYWORD_ONLY]
         for option in options:
             for value in (*(-1, 0, 0.5, 1, 2.0, True, None, "a"), option.default):
-                tried = Choice(name=file.name, options={option.name: value})
-                assert _refused(check_choice, tried, where, function) == (
-                    _refused(resolve, tried, where, function)
-                )
+                tried = Choice(name=name, options={option.name: value})
+                assert _refused(check_choice, tried, where) == _refused(resolve, tried, where)
 
 
 def _refused(check: Callable[..., object], *arguments: object) -> str:

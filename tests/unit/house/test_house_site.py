@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.config.choice import built_in_names
+
 PROJECT = Path(__file__).parents[3]
 
 
@@ -35,8 +37,8 @@ def test_every_page_of_docs_is_found_from_the_menu(site: Path) -> None:
 
 def test_the_reference_has_each_policy_loss_with_its_options(site: Path) -> None:
     text = (site / "reference" / "algorithm.policy_loss.html").read_text()
-    losses = (PROJECT / "src" / "plimsoll" / "algorithm" / "policy_loss").glob("[a-z]*.py")
-    missing = [p.stem for p in losses if f'id="plimsoll.algorithm.policy_loss.{p.stem}' not in text]
+    losses = built_in_names("plimsoll.algorithm.policy_loss")
+    missing = [n for n in losses if f'id="plimsoll.algorithm.policy_loss.{n}"' not in text]
     assert missing == [] and "clip_low" in text
 
 

@@ -5,25 +5,21 @@ Also the numbers of whole responses and solutions.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from plimsoll.algorithm import feedback_loss as feedback_losses
-from plimsoll.algorithm import preference_loss as preference_losses
-from plimsoll.algorithm import reward_loss as reward_losses
 from plimsoll.algorithm.figures import (
     mean_interval,
     separation_interval,
     share_interval,
     wilson_interval,
 )
+from plimsoll.config.choice import built_in_names
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.dpo_loop import pair_metrics
@@ -60,10 +56,6 @@ FOUR = np.array([-1.0, -2.0, -3.0, -2.5], dtype=np.float32)
 LABELS = np.array([True, False, True, False])
 
 
-def names_of(package: ModuleType) -> list[str]:
-    return [file.name for file in pkgutil.iter_modules(package.__path__)]
-
-
 def config_of(job: str, loss: str | None = None) -> Any:
     algorithm = {} if loss is None else {"algorithm": {"loss": {"name": loss}}}
     return JOBS[job].config.model_validate(BASE | algorithm)
@@ -86,7 +78,7 @@ def written_names(metrics: dict[str, float]) -> set[str]:
     return {f"eval/{name}" for name in metrics}
 
 
-@pytest.mark.parametrize("name", names_of(preference_losses))
+@pytest.mark.parametrize("name", built_in_names("plimsoll.algorithm.preference_loss"))
 def test_every_preference_loss_reports_the_names(name: str) -> None:
     config: DpoConfig = config_of("dpo", name)
     reference = FOUR - 1 if needs_reference(config.algorithm.loss) else None
@@ -94,7 +86,7 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
     assert written_names(metrics) == set(spec_of(config).evaluation.written_names)
 
 
-@pytest.mark.parametrize("name", names_of(reward_losses))
+@pytest.mark.parametrize("name", built_in_names("plimsoll.algorithm.reward_loss"))
 def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     config: RmConfig = config_of("rm", name)
     picture = tmp_path / "out" / "calibration.svg"
@@ -103,7 +95,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     assert picture.is_file()
 
 
-@pytest.mark.parametrize("name", names_of(feedback_losses))
+@pytest.mark.parametrize("name", built_in_names("plimsoll.algorithm.feedback_loss"))
 def test_every_feedback_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
     metrics = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from plimsoll.algorithm import policy_loss, preference_loss
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.base import Choice
+from plimsoll.config.choice import built_in_names
 from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.adapters import add_adapter, plain_weight
@@ -156,7 +155,7 @@ POLICY = PolicyObjective(
     ),
 )
 POLICY_STREAM = PolicyStream(*[some(LEARNED)] * 4)
-POLICY_LOSSES = [Choice(name=module.name) for module in iter_modules(policy_loss.__path__)]
+POLICY_LOSSES = [Choice(name=name) for name in built_in_names("plimsoll.algorithm.policy_loss")]
 
 
 @pytest.mark.parametrize("checkpointing", [False, "selective"])
@@ -178,7 +177,7 @@ def test_a_policy_with_every_attention(
 
 
 REFERENCE = some(len(LENGTHS))
-PREFERENCES = [Choice(name=module.name) for module in iter_modules(preference_loss.__path__)]
+PREFERENCES = [Choice(name=name) for name in built_in_names("plimsoll.algorithm.preference_loss")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,9 @@
-"""Kahneman-Tversky optimisation; Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306."""
+"""Losses on single responses that are good or bad by themselves.
+
+`algorithm.loss.name` of `plimsoll kto` chooses a function of this file by its name:
+
+    loss(inputs: FeedbackLossInputs, *, options) -> LossOutput
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from plimsoll.algorithm.inputs import FeedbackLossInputs, LossOutput
 from plimsoll.config.base import NonNegativeFloat, PositiveFloat
 
 
-def loss(
+def kto(
     inputs: FeedbackLossInputs,
     *,
     beta: PositiveFloat = 0.1,
@@ -17,6 +22,8 @@ def loss(
     undesirable_weight: NonNegativeFloat = 1.0,
 ) -> LossOutput:
     """Return the mean over responses of lambda_y - v(x, y), equation 8.
+
+    Kahneman-Tversky optimisation; Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306.
 
     With the log-ratio r = log(pi(y|x) / ref(y|x)) and the reference point z = `inputs.kl`:
 

@@ -1,1 +1,0 @@
-"""Advantage estimators: every file defines `estimate(inputs, *, options) -> Advantages`."""

@@ -1,1 +1,0 @@
-"""Policy losses: every file defines one function `loss(inputs, *, options) -> TokenLoss`."""
