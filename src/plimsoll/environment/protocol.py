@@ -148,10 +148,7 @@ class EnvironmentFailed(Exception):
 
 def failure_of(error: BaseException) -> Failed:
     """Return the `Failed` that describes an error of an environment's or agent's code."""
-    if isinstance(error, EnvironmentFailed):
-        return error.failed
-    given = error_outcome(error)
-    return given if isinstance(given, Failed) else Failed(given.said, kind=given.kind)
+    return error.failed if isinstance(error, EnvironmentFailed) else error_outcome(error)
 
 
 def read_reset(given: Any) -> Observation | Failed:

@@ -6,6 +6,7 @@ same program. They are started when needed and replaced when they end.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -24,6 +25,7 @@ from threading import Thread
 from typing import IO, Any, Literal
 
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.machine.host import usable_cores
 from plimsoll.machine.processes import count_as_own
 from plimsoll.process.serve import Responder
 from plimsoll.run.output import safe_output
@@ -36,6 +38,10 @@ _LONGEST_LINE = {"json": 8 * 2**20, "plimsoll.process.pickled": 2**30}
 """The longest answer in each codec. A child that answers in JSON may have been taken over."""
 _MOST_VALUES = 100_000
 """The most values in an answer in JSON: the text of an empty list is 2 bytes, the list is 56."""
+ENDED_BY_LIMIT = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
+"""The exit codes of a child whose answer has exhausted its time, its stack or its memory."""
+HELPER_SECONDS = 300.0
+"""The most seconds by the clock that callers of `helpers` wait for an answer."""
 _QUOTED = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 # The kernel ends a child when the thread that started it ends. This one lasts as long as we do.
@@ -326,3 +332,22 @@ class Pool:
             self._drop(child)
             raise
         return child
+
+
+@functools.cache
+def helpers(
+    open_: Callable[[Any], Responder],
+    what: str,
+    memory_gib: float,
+    cpu_seconds: float,
+    most: int = 8,
+) -> Pool:
+    """Return this process's pool of children that answer within limits; see `Program`.
+
+    It has a child for each core, and at most `most`. What the children print about a question is of
+    no interest to the run.
+    """
+    program = Program(
+        open_, what, None, memory_gib=memory_gib, cpu_seconds=cpu_seconds, forwards=False
+    )
+    return Pool(program, min(usable_cores(), most))

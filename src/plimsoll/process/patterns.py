@@ -6,22 +6,16 @@ holds the interpreter's lock meanwhile, so no thread could end it. The kernel en
 
 from __future__ import annotations
 
-import functools
-import signal
-
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.host import usable_cores
-from plimsoll.process.child import ChildEnded, Pool, Program
+from plimsoll.process.child import ENDED_BY_LIMIT, HELPER_SECONDS, ChildEnded, helpers
 from plimsoll.process.pattern_runner import open_patterns
 
 CPU_SECONDS = 1.0
 """The most processor time for one match."""
 PROCESS_BYTES = 12 * 2**20
 """Resident memory of one process, measured: Linux, Python 3.11, 11.6 MB."""
-_CLOCK_SECONDS = 300.0
+_WHAT = "The process that matches patterns"
 _MEMORY_GIB = 1.0
-_MOST_PROCESSES = 8
-_ENDED_BY_PATTERN = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
 
 
 class PatternTooSlow(PlimsollError):
@@ -49,27 +43,15 @@ def last_group(pattern: str, text: str) -> str | None:
 
 
 def _ask(question: str, pattern: str, text: str) -> str | bool | None:
+    pool = helpers(open_patterns, _WHAT, _MEMORY_GIB, CPU_SECONDS)
     try:
-        answer: str | bool | None = _pool().ask([question, pattern, text], _CLOCK_SECONDS)
+        answer: str | bool | None = pool.ask([question, pattern, text], HELPER_SECONDS)
         return answer
     except (ChildEnded, TimeoutError) as error:
-        if isinstance(error, ChildEnded) and error.code not in _ENDED_BY_PATTERN:
-            raise PlimsollError(f"The process that matches patterns {error}") from error
+        if isinstance(error, ChildEnded) and error.code not in ENDED_BY_LIMIT:
+            raise PlimsollError(f"{_WHAT} {error}") from error
         raise PatternTooSlow(
             f"the regular expression {pattern[:200]!r} takes more than {CPU_SECONDS:g} s of the "
             f"processor for a text of {len(text):,} characters. Avoid repetitions within "
             f"repetitions, such as (a+)+"
         ) from error
-
-
-@functools.cache
-def _pool() -> Pool:
-    program = Program(
-        open_patterns,
-        what="The process that matches patterns",
-        setup=None,
-        memory_gib=_MEMORY_GIB,
-        cpu_seconds=CPU_SECONDS,
-        forwards=False,
-    )
-    return Pool(program, min(usable_cores(), _MOST_PROCESSES))

@@ -8,7 +8,6 @@ it. Rows are sent many at a time, so a row costs no more than in the run's own p
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import signal
@@ -17,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.errors import ConfigError, DataError, PlimsollError
-from plimsoll.process.child import ChildEnded, Pool, Program
+from plimsoll.process.child import HELPER_SECONDS, ChildEnded, helpers
 from plimsoll.process.template_runner import CPU_SECONDS, open_templates
 
 MOST_CHARACTERS = 8_000_000
 """The most characters of one conversation as JSON, and of those that are sent at a time."""
-_CLOCK_SECONDS = 300.0
+_WHAT = "The process that renders chat templates"
 _MEMORY_GIB = 0.5
 _ENDED_BY_TEMPLATE = {
     -signal.SIGPROF: f"it takes more than {CPU_SECONDS:g} s of the processor",
@@ -134,28 +133,16 @@ def _ask(source: str, lines: Sequence[str]) -> list[dict[str, Any]]:
 
     If a rendering ends the process, all requests are sent again one by one.
     """
+    pool = helpers(open_templates, _WHAT, _MEMORY_GIB, CPU_SECONDS, most=1)
     try:
         message = [source, f"[{','.join(lines)}]"]
-        return [json.loads(reply) for reply in _pool().ask(message, _CLOCK_SECONDS)]
+        return [json.loads(reply) for reply in pool.ask(message, HELPER_SECONDS)]
     except (ChildEnded, TimeoutError) as error:
-        reason = f"it takes more than {_CLOCK_SECONDS:g} s"
+        reason = f"it takes more than {HELPER_SECONDS:g} s"
         if isinstance(error, ChildEnded):
             if error.code not in _ENDED_BY_TEMPLATE:
-                raise PlimsollError(f"The process that renders chat templates {error}") from error
+                raise PlimsollError(f"{_WHAT} {error}") from error
             reason = _ENDED_BY_TEMPLATE[error.code]
     if len(lines) == 1:
         return [{"refused": reason}]
     return [reply for line in lines for reply in _ask(source, [line])]
-
-
-@functools.cache
-def _pool() -> Pool:
-    program = Program(
-        open_templates,
-        what="The process that renders chat templates",
-        setup=None,
-        memory_gib=_MEMORY_GIB,
-        cpu_seconds=CPU_SECONDS,
-        forwards=False,
-    )
-    return Pool(program, 1)

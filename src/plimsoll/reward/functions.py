@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_origin, get_type_hints
 
@@ -19,7 +19,15 @@ from plimsoll.process.child import ChildEnded, Pool, Program
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
 from plimsoll.reward.adapters import reward_function
-from plimsoll.reward.outcome import Failed, Outcome, TimeLimit, error_outcome, number, numbers
+from plimsoll.reward.outcome import (
+    Failed,
+    Outcome,
+    RewardCall,
+    TimeLimit,
+    error_outcome,
+    number,
+    numbers,
+)
 
 Function = Callable[[Any], Any]
 """Takes a trajectory, or a list of them."""
@@ -83,64 +91,34 @@ def _first_annotation(function: Callable[..., Any]) -> object:
     return hints.get(parameters[0].name)
 
 
-@dataclass(frozen=True)
-class FunctionHere:
-    """Calls a reward function in this process."""
+def call_here(function: partial[Any], batch: bool, limit: TimeLimit) -> RewardCall:
+    """Return the try that calls a reward function in this process.
 
-    function: Function
-    batch: bool
-    """Whether the function takes a list."""
-    coroutine: bool
-    """Whether the function is an `async def`."""
-    limit: TimeLimit
-    """The longest time of a call."""
+    `batch` says whether the function takes a list.
+    """
 
-    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return an outcome for each trajectory: failures if the function takes too long."""
-        if self.coroutine:
-            work, left = _await_function(self.function, trajectories, self.batch), ""
+    async def call(trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        if is_coroutine(function):
+            work, left = _await_function(function, trajectories, batch), ""
         else:
-            work = in_thread(partial(_call_function, self.function, trajectories, self.batch))
+            work = in_thread(partial(_call_function, function, trajectories, batch))
             left = "; its thread goes on, as nothing can end it (process: true makes it a process)"
         try:
-            async with asyncio.timeout(self.limit.seconds):
+            async with asyncio.timeout(limit.seconds):
                 return await work
         except TimeoutError:
-            return [self.limit.failure(after=left)] * len(trajectories)
+            return [limit.failure(after=left)] * len(trajectories)
+
+    return call
 
 
-@dataclass(frozen=True)
-class FunctionInProcesses:
-    """Calls a reward function in processes of a pool, one list of trajectories per call."""
-
-    pool: Pool
-    limit: TimeLimit
-
-    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return an outcome for each trajectory: failures if the process did not answer in time.
-
-        Raises PlimsollError if no process can be started.
-        """
-        sent = [replace(t, transcript=None) for t in trajectories]
-        try:
-            outcomes: Sequence[Outcome] = await in_thread(
-                partial(self.pool.ask, sent, self.limit.seconds)
-            )
-        except TimeoutError:
-            failed = self.limit.failure(after="; its process was ended")
-        except ChildEnded as ended:
-            failed = Failed(f"'s process {ended}", ended.lines)
-        else:
-            return outcomes
-        return [failed] * len(trajectories)
-
-
-def open_in_processes(
+def call_in_processes(
     config: RewardConfig, batch: bool, limit: TimeLimit, size: int, stack: AsyncExitStack
-) -> FunctionInProcesses:
-    """Return an object that calls a config's function in at most `size` processes.
+) -> RewardCall:
+    """Return the try that calls a config's function in one of at most `size` processes.
 
-    Closing `stack` ends the processes. `batch` says whether the function takes a list.
+    Closing `stack` ends the processes. `batch` says whether the function takes a list. The try
+    raises PlimsollError if no process can be started.
     """
     program = Program(
         open_function,
@@ -151,7 +129,19 @@ def open_in_processes(
     )
     pool = Pool(program, size)
     stack.callback(pool.close)
-    return FunctionInProcesses(pool, limit)
+
+    async def call(trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        sent = [replace(t, transcript=None) for t in trajectories]
+        try:
+            outcomes: Sequence[Outcome] = await in_thread(partial(pool.ask, sent, limit.seconds))
+            return outcomes
+        except TimeoutError:
+            failed = limit.failure(after="; its process was ended")
+        except ChildEnded as ended:
+            failed = Failed(f"'s process {ended}", ended.lines)
+        return [failed] * len(trajectories)
+
+    return call
 
 
 def open_function(

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import functools
 import logging
-import signal
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.host import usable_cores
-from plimsoll.process.child import ChildEnded, Pool, Program
+from plimsoll.process.child import ENDED_BY_LIMIT, HELPER_SECONDS, ChildEnded, helpers
 from plimsoll.reward.answers import BOX
 
 CPU_SECONDS = 1.0
 """The most processor time for one comparison."""
 _WHAT = "The process that checks mathematical answers"
-_CLOCK_SECONDS = 300.0
 _MEMORY_GIB = 4.0
-_MOST_PROCESSES = 8  # each holds some 100 MB
-
-# The signals that end a process when an answer exhausts its time, its stack or its memory.
-_ENDED_BY_ANSWER = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
 
 
 class MathVerdict(StrEnum):
@@ -46,28 +39,16 @@ def verify(reference: str, answer: str) -> MathVerdict:
     Raises PlimsollError if a process cannot be started, ends for another reason than the answer,
     or does not reply.
     """
+    pool = helpers(open_comparison, _WHAT, _MEMORY_GIB, CPU_SECONDS)
     try:
-        return MathVerdict(_pool().ask([reference, answer], _CLOCK_SECONDS))
+        return MathVerdict(pool.ask([reference, answer], HELPER_SECONDS))
     except ChildEnded as ended:
-        if ended.code in _ENDED_BY_ANSWER:
+        if ended.code in ENDED_BY_LIMIT:
             return MathVerdict.UNDECIDED
         raise PlimsollError(f"{_WHAT} {ended}\n{ended.lines}".rstrip()) from ended
     except TimeoutError as error:
         why = f"One takes {CPU_SECONDS:g} s of the processor at most: is this machine overloaded?"
-        raise PlimsollError(f"{_WHAT} gave none in {_CLOCK_SECONDS:g} s. {why}") from error
-
-
-@functools.cache
-def _pool() -> Pool:
-    program = Program(
-        open_comparison,
-        what=_WHAT,
-        setup=None,
-        memory_gib=_MEMORY_GIB,
-        cpu_seconds=CPU_SECONDS,
-        forwards=False,  # what a parser prints about a response is of no interest to the run
-    )
-    return Pool(program, min(usable_cores(), _MOST_PROCESSES))
+        raise PlimsollError(f"{_WHAT} gave none in {HELPER_SECONDS:g} s. {why}") from error
 
 
 def open_comparison(setup: None) -> Callable[[Sequence[str]], MathVerdict]:

@@ -1,7 +1,7 @@
 """The outcome of one reward call for one trajectory, and the sources of rewards, which call.
 
-An outcome is a number or a kind of failure. Outcomes hold only plain numbers and text, so they can
-be sent between processes. Sources repeat failed calls. All rewards share one event loop.
+An outcome is a number or a failure. Outcomes hold only plain numbers and text, so they can be sent
+between processes. Sources repeat failed calls. All rewards share one event loop.
 """
 
 from __future__ import annotations
@@ -21,15 +21,8 @@ SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
-class Given:
-    """A finite number (or, for a `Scorer` that keeps bad numbers, any)."""
-
-    value: float
-
-
-@dataclass(frozen=True)
 class Failed:
-    """No number this time; another try may give one.
+    """No finite number.
 
     Attributes:
         said: The text of the failure, which continues after the reward's name.
@@ -37,35 +30,21 @@ class Failed:
         kind: The error that stops a run.
         unanswered: Whether there was no answer in time, or none at all. Such a try takes long, so
             the first one is reported at once.
+        final: Whether another try cannot mend it, such as text instead of a number.
+        number: NaN or the infinite number that was given; None if it was something else.
     """
 
     said: str
     lines: str = ""
     kind: type[PlimsollError] = PlimsollError
     unanswered: bool = False
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A failure that another try cannot mend, such as text instead of a number.
-
-    Attributes:
-        said: As in `Failed`.
-        kind: As in `Failed`.
-        number: NaN or the infinite number that was given; None if it was something else.
-    """
-
-    said: str
-    kind: type[PlimsollError] = PlimsollError
+    final: bool = False
     number: float | None = None
 
 
-@dataclass(frozen=True)
-class Unasked:
-    """No number, because the reward was not called: the trajectory's group is already lost."""
-
-
-Outcome = Given | Failed | Broken | Unasked
+Outcome = float | Failed | None
+"""A finite number (or, for a `Scorer` that keeps bad numbers, any); a failure; or None if the
+reward was not called, because the trajectory's group is already lost."""
 
 
 @dataclass(frozen=True)
@@ -82,40 +61,40 @@ class TimeLimit:
 
 
 def number(value: object) -> Outcome:
-    """Return a reward's value as `Given` if it is a finite number, else `Broken`."""
+    """Return a reward's value as a float if it is a finite number, else `Failed`."""
     given = _float(value)
     if given is None or not math.isfinite(given):
         said = f" gave {short_repr(value)} ({type(value).__name__})"
-        return Broken(f"{said}, and a reward must be a finite number", number=given)
-    return Given(given)
+        said += ", and a reward must be a finite number"
+        return Failed(said, final=True, number=given)
+    return given
 
 
 def numbers(values: object, wanted: int) -> list[Outcome]:
     """Return one outcome for each of `wanted` trajectories from a reward's list or array.
 
-    All of them are `Broken` if there is no list, or if its length is wrong.
+    All of them are `Failed` if there is no list, or if its length is wrong.
     """
     tolist = getattr(values, "tolist", None)
     given = tolist() if callable(tolist) else values
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         kind = type(values).__name__
         needed = f"a list of numbers is needed, one for each of {wanted} responses"
-        return [Broken(f" gave {short_repr(values)} ({kind}), and {needed}")] * wanted
+        return [Failed(f" gave {short_repr(values)} ({kind}), and {needed}", final=True)] * wanted
     if len(given) != wanted:
         said = f" gave {len(given)} numbers for {wanted} responses: {short_repr(given)}"
-        return [Broken(said)] * wanted
+        return [Failed(said, final=True)] * wanted
     return [number(value) for value in given]
 
 
-def error_outcome(error: BaseException) -> Failed | Broken:
-    """Return `Failed` or `Broken` for an error that a reward function raised.
+def error_outcome(error: BaseException) -> Failed:
+    """Return the failure that describes an error of a user's function.
 
     Call this in the frame that called the function: that frame is left out of the traceback.
     """
-    if isinstance(error, ConfigError):  # no other try would mend it
-        return Broken(f": {str(error).rstrip('.')}", type(error))
     if isinstance(error, PlimsollError):
-        return Failed(f": {str(error).rstrip('.')}", "", type(error))
+        said, final = f": {str(error).rstrip('.')}", isinstance(error, ConfigError)
+        return Failed(said, kind=type(error), final=final)
     description, lines = describe_error(error)
     return Failed(f" raised {description}", lines, FunctionFailed)
 
@@ -159,19 +138,9 @@ LONGEST_WAIT = 30.0
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Watch:
-    """A callback for failures during scoring, and the groups that need no more scores.
-
-    Attributes:
-        failed: Called after each failed try, with the trajectory, the failure and the number of
-            tries that are left. An error that it raises ends the scoring.
-        lost: Groups in which a trajectory failed all its tries. Their other trajectories are not
-            scored any more.
-    """
-
-    failed: Callable[[Trajectory, Failed, int], None]
-    lost: set[int]
+OnFailedTry = Callable[[Trajectory, Failed, int], None]
+"""Called after each failed try that another may mend, with the trajectory, the failure and the
+number of tries that are left. An error that it raises ends the scoring."""
 
 
 @dataclass(frozen=True)
@@ -195,25 +164,33 @@ class RewardSource:
     wait: float
     places: asyncio.Semaphore
 
-    async def score(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
-        """Return an outcome for each trajectory, in order.
+    async def score(
+        self, trajectories: Sequence[Trajectory], on_failure: OnFailedTry, lost: set[int]
+    ) -> list[Outcome]:
+        """Return an outcome for each trajectory, in order: the last failure if all tries failed.
 
-        It is the last failure if all tries failed, and `Unasked` if the group was lost before.
+        Args:
+            trajectories: The trajectories.
+            on_failure: Called after each failed try.
+            lost: The groups in which a trajectory failed all its tries, which may grow meanwhile.
+                Their other trajectories are not scored any more.
         """
         size = self.size or max(1, len(trajectories))
         parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
-        outcomes = await side_by_side(self._try(part, watch) for part in parts)
+        outcomes = await side_by_side(self._try(part, on_failure, lost) for part in parts)
         return [outcome for part in outcomes for outcome in part]
 
-    async def _try(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
-        results: list[Outcome] = [Unasked()] * len(trajectories)
+    async def _try(
+        self, trajectories: Sequence[Trajectory], on_failure: OnFailedTry, lost: set[int]
+    ) -> list[Outcome]:
+        results: list[Outcome] = [None] * len(trajectories)
         async with self.places:
             for attempt in range(1 + self.retries):
                 open_rows = [
                     i
                     for i, result in enumerate(results)
-                    if isinstance(result, Failed | Unasked)
-                    and trajectories[i].group not in watch.lost
+                    if (result is None or (isinstance(result, Failed) and not result.final))
+                    and trajectories[i].group not in lost
                 ]
                 if not open_rows:
                     break
@@ -222,8 +199,8 @@ class RewardSource:
                 outcomes = await self.call([trajectories[i] for i in open_rows])
                 for i, outcome in zip(open_rows, outcomes, strict=True):
                     results[i] = outcome
-                    if isinstance(outcome, Failed):
-                        watch.failed(trajectories[i], outcome, self.retries - attempt)
+                    if isinstance(outcome, Failed) and not outcome.final:
+                        on_failure(trajectories[i], outcome, self.retries - attempt)
         return results
 
 

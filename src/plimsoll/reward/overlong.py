@@ -24,18 +24,10 @@ def reward(
     The length is the number of sampled tokens, of all turns. With `observations` it is the number
     of all tokens after the first prompt, which `environments.*.max_tokens` also counts.
     """
-    length = _episode_tokens(trajectory) if observations else _sampled_tokens(trajectory)
+    branches = trajectory.branches
+    length = sum(int(b.loss_mask.sum()) for b in branches)  # a token counts in one branch only
+    if observations:
+        longest = max(len(b.prompt.tokens) + len(b.response_tokens) for b in branches)
+        length = longest - len(branches[0].prompt.tokens)
     over = length - (max_new_tokens - buffer)
     return factor * -min(max(0, over), buffer) / buffer
-
-
-def _sampled_tokens(trajectory: Trajectory) -> int:
-    """Return the number of sampled tokens; each has loss mask 1 in one branch only."""
-    return sum(int(branch.loss_mask.sum()) for branch in trajectory.branches)
-
-
-def _episode_tokens(trajectory: Trajectory) -> int:
-    """Return the number of tokens after the first prompt in the longest branch."""
-    branches = trajectory.branches
-    longest = max(len(branch.prompt.tokens) + len(branch.response_tokens) for branch in branches)
-    return longest - len(branches[0].prompt.tokens)

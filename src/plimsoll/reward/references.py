@@ -12,6 +12,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.files import nearest
 from plimsoll.config.problems import Code, Problem, Section, invalid
-from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.config.secrets import mask_setting
 from plimsoll.data.fields import kind_of, reference_text
@@ -92,22 +93,16 @@ def needs_machine(missing: Callable[..., str], fix: str) -> Callable[[_Reward], 
     return _mark(_MACHINE, (missing, fix))
 
 
-@dataclass(frozen=True)
-class HelperProcesses:
-    """The helper processes that a reward waits for: one for each call under way."""
-
-    bytes: int
-    """Resident memory of one process."""
-    source: str
-    """Where this number comes from."""
-
-
 def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]:
-    """Return a decorator that marks a reward which waits for `HelperProcesses`.
+    """Return a decorator that marks a reward which waits for a helper process in each call.
 
     Several threads may call such a reward at once.
+
+    Args:
+        bytes_each: Resident memory of one process.
+        source: Where this number comes from.
     """
-    return _mark(_PROCESSES, HelperProcesses(bytes_each, source))
+    return _mark(_PROCESSES, (bytes_each, source))
 
 
 def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
@@ -124,12 +119,6 @@ def reads_episodes(environments: bool) -> Callable[[_Reward], _Reward]:
 def takes_columns(names: Collection[str]) -> Callable[[_Reward], _Reward]:
     """Return a decorator that marks a reward which cannot be called without these columns."""
     return _mark(_COLUMNS, tuple(names))
-
-
-def columns_of(reward: partial[Any]) -> tuple[str, ...]:
-    """Return the columns that a reward cannot be called without; see `takes_columns`."""
-    columns: tuple[str, ...] = getattr(reward.func, _COLUMNS, ())
-    return columns
 
 
 def is_of_episodes(reward: partial[Any]) -> bool:
@@ -173,10 +162,10 @@ def _mark(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
     return mark
 
 
-def processes_of(reward: partial[Any]) -> HelperProcesses | None:
-    """Return the `HelperProcesses` that a reward declares, or None."""
-    processes: HelperProcesses | None = getattr(reward.func, _PROCESSES, None)
-    return processes
+def helper_process(reward: partial[Any]) -> tuple[int, str] | None:
+    """Return what `asks_processes` declares of a reward's helper processes, or None."""
+    process: tuple[int, str] | None = getattr(reward.func, _PROCESSES, None)
+    return process
 
 
 def reference_check(reward: partial[Any]) -> Check | None:
@@ -205,15 +194,14 @@ def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial
     return partial(function, **{name: v for name, v in reward.keywords.items() if name in named})
 
 
-def missing_key(judge: JudgeReward | HttpReward) -> bool:
-    """Return whether the environment variable of a judge's or servers' key is not set here."""
-    return judge.api_key is not None and not os.environ.get(judge.api_key)
-
-
-def _missing_key(section: str, judge: JudgeReward | HttpReward, what: str) -> Problem:
-    why = f"It names the environment variable of the {what}, which is not set here."
-    shown = mask_setting(judge.api_key or "")
-    return invalid(f"{section}.api_key", shown, why, "set the variable, or leave it out")
+def _missing_keys(name: str, part: RewardConfig) -> Iterator[Problem]:
+    """Yield a problem if the environment variable of a judge's or servers' key is not set here."""
+    asked_servers = ("judge", part.judge, "judge's key"), ("http", part.http, "servers' token")
+    for section, asked, what in asked_servers:
+        if asked is not None and asked.api_key is not None and not os.environ.get(asked.api_key):
+            why = f"It names the environment variable of the {what}, which is not set here."
+            key, shown = f"rewards.{name}.{section}.api_key", mask_setting(asked.api_key)
+            yield invalid(key, shown, why, "set the variable, or leave it out")
 
 
 def check_rewards(
@@ -221,10 +209,8 @@ def check_rewards(
 ) -> Iterator[Problem]:
     """Yield a problem for each reward that cannot be used here, or not with these environments."""
     for name, part in rewards.items():
-        if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
-            yield _missing_key(f"rewards.{name}.judge", part.judge, "judge's key")
-        if isinstance(part, RewardConfig) and part.http is not None and missing_key(part.http):
-            yield _missing_key(f"rewards.{name}.http", part.http, "servers' token")
+        if isinstance(part, RewardConfig):
+            yield from _missing_keys(name, part)
         if not part.name:  # servers, or a judge
             continue
         try:
@@ -285,7 +271,7 @@ def check_columns(
     `columns` has the columns of the sources whose columns are known, by their keys in the config.
     """
     for name, part in rewards.items():
-        taken = columns_of(reward_function(part)) if part.name else ()
+        taken = getattr(reward_function(part).func, _COLUMNS, ()) if part.name else ()
         for key, known in columns.items():
             if missing := [column for column in taken if column not in known]:
                 why = f"It takes {' and '.join(map(repr, missing))}, and the rows of {key} have no "
@@ -337,19 +323,10 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
         count = part.at_once or min(cores or MOST_PROCESSES, MOST_PROCESSES)
         if part.process:
             yield processes_item(f"processes of rewards.{name}", count, _OWN_PROCESS, _SOURCE)
-        is_own = ":" in part.name or named_adapter(part.name) is not None
-        helpers = None if is_own else _helpers(part)
-        if helpers is not None:
-            yield processes_item(
-                f"processes that rewards.{name} asks", count, helpers.bytes, helpers.source
-            )
-
-
-def _helpers(part: RewardConfig) -> HelperProcesses | None:
-    try:
-        return processes_of(reward_function(part))
-    except ConfigError:  # which is refused elsewhere
-        return None
+        if ":" not in part.name and named_adapter(part.name) is None:
+            with suppress(ConfigError):  # which is refused elsewhere
+                if (helper := helper_process(reward_function(part))) is not None:
+                    yield processes_item(f"processes that rewards.{name} asks", count, *helper)
 
 
 def processes_item(name: str, count: int, each: int, source: str) -> Item:

@@ -25,17 +25,13 @@ from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.adapters import reward_function
-from plimsoll.reward.functions import FunctionHere, is_coroutine, open_in_processes, takes_many
+from plimsoll.reward.functions import call_here, call_in_processes, is_coroutine, takes_many
 from plimsoll.reward.outcome import (
     SHOWN_CHARACTERS,
-    Broken,
     Failed,
-    Given,
     Outcome,
-    RewardCall,
     RewardSource,
     TimeLimit,
-    Watch,
     end_all,
     event_loop,
     side_by_side,
@@ -43,10 +39,10 @@ from plimsoll.reward.outcome import (
 from plimsoll.reward.references import (
     MOST_PROCESSES,
     Check,
-    processes_of,
+    helper_process,
     reference_check,
 )
-from plimsoll.reward.servers import Judge, Servers
+from plimsoll.reward.servers import Judge, call_servers
 
 
 @dataclass(frozen=True)
@@ -183,29 +179,25 @@ async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
         client = await stack.enter_async_context(_client())
         limit = TimeLimit(http.time_limit, f"{key}.http.time_limit")
         places = asyncio.Semaphore(http.at_once * len(http.urls))
-        servers = Servers.of(http, client, limit)
+        servers = call_servers(http, client, limit)
         return RewardSource(servers, http.batch, http.retries, _SERVER_WAIT, places)
     if (judge := config.judge) is not None:
         client = await stack.enter_async_context(_client())
         limit = TimeLimit(judge.time_limit, f"{key}.judge.time_limit")
         places = asyncio.Semaphore(judge.at_once)
-        return RewardSource(Judge.of(judge, client, limit), 1, judge.retries, _SERVER_WAIT, places)
+        return RewardSource(Judge(judge, client, limit), 1, judge.retries, _SERVER_WAIT, places)
     assert rule.function is not None
     batch = takes_many(rule.function) if config.batch is None else config.batch
-    at_once = config.at_once or _calls_at_once(config, rule.function)
+    at_once = config.at_once or (_COROUTINES if is_coroutine(rule.function) else 1)
+    if config.at_once is None and (config.process or helper_process(rule.function)):
+        at_once = min(usable_cores(), MOST_PROCESSES)
     limit = TimeLimit(config.time_limit, f"{key}.time_limit")
-    call: RewardCall = FunctionHere(rule.function, batch, is_coroutine(rule.function), limit)
     if config.process:
-        call = open_in_processes(config, batch, limit, at_once, stack)
+        call = call_in_processes(config, batch, limit, at_once, stack)
+    else:
+        call = call_here(rule.function, batch, limit)
     size = None if batch else 1
     return RewardSource(call, size, config.retries, _FUNCTION_WAIT, asyncio.Semaphore(at_once))
-
-
-def _calls_at_once(config: RewardConfig, function: partial[Any]) -> int:
-    """Return how many calls may run at the same time if the config has no `at_once`."""
-    if config.process or processes_of(function):
-        return min(usable_cores(), MOST_PROCESSES)
-    return _COROUTINES if is_coroutine(function) else 1
 
 
 def _client() -> httpx.AsyncClient:
@@ -379,9 +371,9 @@ class Scorer:
         for trajectory, *outcomes in zip(trajectories, *columns, strict=True):
             pairs = list(zip(rules, outcomes, strict=True))
             parts = [
-                RewardPart(rule.name, rule.adjust(outcome.value, trajectory), rule.config.weight)
+                RewardPart(rule.name, rule.adjust(outcome, trajectory), rule.config.weight)
                 for rule, outcome in pairs
-                if isinstance(outcome, Given)
+                if isinstance(outcome, float)
             ]
             failures += [
                 _failure(rule, trajectory, outcome, self.source)
@@ -406,13 +398,13 @@ class Scorer:
             on_failure(_failure(scored.rule, trajectory, outcome, self.source, tries_left))
 
         def accept(trajectory: Trajectory, outcome: Outcome) -> Outcome:
-            if not isinstance(outcome, Broken):
+            if not (isinstance(outcome, Failed) and outcome.final):
                 return outcome
             if outcome.number is not None and self.keeps_bad_numbers:
-                return Given(outcome.number)
+                return outcome.number
             raise _failure(scored.rule, trajectory, outcome, self.source).error()
 
-        outcomes = await scored.source.score(trajectories, Watch(handle_failure, lost))
+        outcomes = await scored.source.score(trajectories, handle_failure, lost)
         return list(map(accept, trajectories, outcomes))
 
 
@@ -450,7 +442,7 @@ async def _close(stack: AsyncExitStack) -> None:
 def _failure(
     rule: Rule,
     trajectory: Trajectory,
-    outcome: Failed | Broken,
+    outcome: Failed,
     source: str,
     tries_left: int = 0,
 ) -> RewardFailure:
@@ -462,8 +454,8 @@ def _failure(
         f"The {rule.label}, at row {index} (from 0) of {source}",
         outcome.said,
         texts_of(trajectory),
-        outcome.lines if isinstance(outcome, Failed) else "",
+        outcome.lines,
         outcome.kind,
-        unanswered=isinstance(outcome, Failed) and outcome.unanswered,
+        unanswered=outcome.unanswered,
         tries_left=tries_left,
     )

@@ -28,7 +28,7 @@ from plimsoll.data.pieces import TextPiece, Tokenized, tokenize
 from plimsoll.data.rows import step_parts, step_pieces
 from plimsoll.data.template import Template
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
-from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, short_repr
+from plimsoll.reward.outcome import Failed, Outcome, number, numbers, short_repr
 
 
 def conversation_tokens(
@@ -130,7 +130,7 @@ def outcomes(reply: object, wanted: int) -> list[Outcome]:
     rewards = reply.get("rewards") if isinstance(reply, Mapping) else None
     if not isinstance(rewards, list):
         said = f' answered {short_repr(reply)}, and {{"rewards": [...]}} is needed'
-        return [Broken(said)] * wanted
+        return [Failed(said, final=True)] * wanted
     if len(rewards) != wanted:
         return numbers(rewards, wanted)
     return [_outcome(reward) for reward in rewards]
@@ -143,11 +143,11 @@ def vllm_outcomes(reply: object, wanted: int) -> list[Outcome]:
         scores = [row["probs"] for row in rows]
     except (KeyError, TypeError):
         needed = '{"data": [{"probs": [score]}, ...]} is needed, as vLLM\'s /classify answers'
-        return [Broken(f" answered {short_repr(reply)}, and {needed}")] * wanted
+        return [Failed(f" answered {short_repr(reply)}, and {needed}", final=True)] * wanted
     labels = {len(score) if isinstance(score, list) else 0 for score in scores}
     if labels - {1}:
         said = f" gave {short_repr(scores)}: a reward model has one label, and gives one score"
-        return [Broken(said)] * wanted
+        return [Failed(said, final=True)] * wanted
     return numbers([score[0] for score in scores], wanted)
 
 

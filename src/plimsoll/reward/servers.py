@@ -13,9 +13,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,7 @@ from plimsoll.machine.faults import await_fault_point
 from plimsoll.process.patterns import PatternTooSlow, last_group
 from plimsoll.process.threads import in_thread
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, short_repr
-from plimsoll.reward.references import missing_key
+from plimsoll.reward.outcome import Failed, Outcome, RewardCall, TimeLimit, short_repr
 from plimsoll.reward.server_forms import (
     AskServer,
     Tokens,
@@ -62,86 +61,77 @@ class _Server:
     rests_until: float = 0.0
 
 
-@dataclass(frozen=True)
 class Replicas:
     """Equivalent servers: each of them can answer any request.
 
-    Attributes:
+    Args:
         client: Sends the requests.
-        servers: The servers.
+        urls: The addresses of the servers.
         limit: How long one request may take.
-        headers: Headers of each request.
+        key: The key of the servers, if they want one.
     """
 
-    client: httpx.AsyncClient
-    servers: tuple[_Server, ...]
-    limit: TimeLimit
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self, client: httpx.AsyncClient, urls: Sequence[str], limit: TimeLimit, key: str = ""
+    ) -> None:
+        self._client, self._limit, self._key = client, limit, key
+        self._servers = tuple(map(_Server, urls))
 
-    @classmethod
-    def of(
-        cls,
-        client: httpx.AsyncClient,
-        urls: Sequence[str],
-        limit: TimeLimit,
-        headers: Mapping[str, str] | None = None,
-    ) -> Replicas:
-        """Return replicas at these addresses."""
-        return cls(client, tuple(map(_Server, urls)), limit, headers or {})
-
-    async def post(self, body: Mapping[str, Any]) -> object | Failed | Broken:
+    async def post(self, body: Mapping[str, Any]) -> object | Failed:
         """Send a JSON request to one server, and return its answer as a JSON value.
 
-        Returns Failed if the server does not answer in time, or has a status that may pass (5xx,
-        408, 425, 429). Returns Broken for another error status, or an answer that is no JSON.
+        Returns Failed if the server does not answer in time, or has an error status. The failure
+        may pass if the status is 5xx, 408, 425 or 429. It is final for another error status, and
+        for an answer that is no JSON.
         """
         content = json.dumps(body, default=str).encode()
         async with self._least_busy() as server:
             try:
-                async with asyncio.timeout(self.limit.seconds):
+                async with asyncio.timeout(self._limit.seconds):
                     await await_fault_point("reward.call")
                     code, reply = await self._exchange(server.url, content)
             except TimeoutError:
-                return self._rest(server, self.limit.failure(f": {server.url}"))
+                return self._rest(server, self._limit.failure(f": {server.url}"))
             except (httpx.RequestError, OSError) as error:
                 what = str(error) or type(error).__name__
                 said = f": {server.url} cannot be reached: {what}"
                 return self._rest(server, Failed(said, unanswered=True))
             if reply is None:
-                return Broken(f": {server.url} answered more than {_MOST_BYTES >> 20} MiB")
+                said = f": {server.url} answered more than {_MOST_BYTES >> 20} MiB"
+                return Failed(said, final=True)
             text = short_repr(reply.decode(errors="replace"))
             answered = f": {server.url} answered {code}: {text}"
             if code >= 500 or code in _BUSY:
                 return self._rest(server, Failed(answered))
             if not httpx.codes.is_success(code):
-                return Broken(answered)
+                return Failed(answered, final=True)
             try:
                 answer: object = parse_json(reply)
                 return answer
             except ValueError:
-                return Broken(f": {server.url} answered no JSON: {text}")
+                return Failed(f": {server.url} answered no JSON: {text}", final=True)
 
     async def _exchange(self, url: str, content: bytes) -> tuple[int, bytes | None]:
         """Return an answer's status and content, None if that is too long.
 
         A server may repeat the key that it was sent; the content has `***` in its place.
         """
-        headers, reply = {"Content-Type": "application/json", **self.headers}, bytearray()
-        async with self.client.stream("POST", url, content=content, headers=headers) as response:
+        headers, reply = {"Content-Type": "application/json"}, bytearray()
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        async with self._client.stream("POST", url, content=content, headers=headers) as response:
             async for part in response.aiter_bytes():
                 reply += part
                 if len(reply) > _MOST_BYTES:
                     return response.status_code, None
-        for value in self.headers.values():
-            key = value.rpartition(" ")[2].encode()
-            if len(key) >= _SHORTEST_KEY:
-                reply = reply.replace(key, b"***")
+        if len(self._key) >= _SHORTEST_KEY:
+            reply = reply.replace(self._key.encode(), b"***")
         return response.status_code, bytes(reply)
 
     @asynccontextmanager
     async def _least_busy(self) -> AsyncIterator[_Server]:
         now = time.monotonic()
-        server = min(self.servers, key=lambda s: (s.rests_until > now, s.requests))
+        server = min(self._servers, key=lambda s: (s.rests_until > now, s.requests))
         server.requests += 1
         try:
             yield server
@@ -154,50 +144,43 @@ class Replicas:
         return failed
 
 
-def bearer(variable: str | None) -> dict[str, str]:
-    """Return the headers with the key in an environment variable; none if no variable is named.
+def read_key(variable: str | None, whose: str) -> str:
+    """Return the key in an environment variable; "" if no variable is named.
 
-    Raises ConfigError if the variable is not set.
+    Raises ConfigError, with the key's owner, if the variable is not set.
     """
     if variable is None:
-        return {}
+        return ""
     if not (key := os.environ.get(variable)):
         raise ConfigError(
-            f"the environment variable {mask_setting(variable)} should hold the key of the "
-            f"servers, and is not set. Set it, or leave api_key out."
+            f"the environment variable {mask_setting(variable)} should hold the key of {whose}, "
+            f"and is not set. Set it, or leave api_key out."
         )
-    return {"Authorization": f"Bearer {key}"}
+    return key
 
 
-Read = Callable[[object, int], list[Outcome]]
-"""Takes a server's answer and the number of trajectories, and returns their outcomes."""
+def call_servers(http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> RewardCall:
+    """Return the try that asks one of a config's servers for the rewards of a batch.
 
+    `limit` says how long one request may take. Raises ConfigError if the environment variable of
+    the servers' key is not set.
+    """
+    replicas = Replicas(client, http.urls, limit, read_key(http.api_key, "the servers"))
+    read = vllm_outcomes if http.format == "vllm" else outcomes
+    ask: AskServer = plimsoll_request
+    if http.format == "openrlhf":
+        ask = openrlhf_request(texts_by(http.tokenizer))
+    elif http.format == "vllm":
+        render = http.tokenizer and _renderer(http.tokenizer, http.chat_template)
+        ask = vllm_request(render or _actors_tokens)
 
-@dataclass(frozen=True)
-class Servers:
-    """Asks one of several servers for the rewards of a batch: a `RewardCall`."""
-
-    replicas: Replicas
-    ask: AskServer
-    read: Read = outcomes
-
-    @classmethod
-    def of(cls, http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> Servers:
-        """Return the caller of a config's servers. `limit` says how long one request may take."""
-        replicas = Replicas.of(client, http.urls, limit, bearer(http.api_key))
-        if http.format == "plimsoll":
-            return cls(replicas, plimsoll_request)
-        if http.format == "vllm":
-            render = http.tokenizer and _renderer(http.tokenizer, http.chat_template)
-            return cls(replicas, vllm_request(render or _actors_tokens), vllm_outcomes)
-        return cls(replicas, openrlhf_request(texts_by(http.tokenizer)))
-
-    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        """Return one outcome per trajectory, from the answer of one server."""
-        reply = await self.replicas.post(self.ask(trajectories))
-        if isinstance(reply, Failed | Broken):
+    async def call(trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        reply = await replicas.post(ask(trajectories))
+        if isinstance(reply, Failed):
             return [reply] * len(trajectories)
-        return self.read(reply, len(trajectories))
+        return read(reply, len(trajectories))
+
+    return call
 
 
 def _actors_tokens(trajectory: Trajectory) -> Sequence[int]:
@@ -214,22 +197,17 @@ def _renderer(model: str, chat_template: str | None) -> Tokens:
     return lambda trajectory: conversation_tokens(trajectory, template)[0].tolist()
 
 
-@dataclass(frozen=True)
 class Judge:
     """Asks for the score of one response at a time: a `RewardCall`."""
 
-    settings: JudgeReward
-    endpoint: Replicas
-
-    @classmethod
-    def of(cls, settings: JudgeReward, client: httpx.AsyncClient, limit: TimeLimit) -> Judge:
-        """Return the judge of a config. `limit` says how long one request may take.
+    def __init__(self, settings: JudgeReward, client: httpx.AsyncClient, limit: TimeLimit) -> None:
+        """Make the judge of a config; `limit` says how long one request may take.
 
         Raises ConfigError if the environment variable of its key is not set.
         """
         url = f"{settings.url.rstrip('/')}/chat/completions"
-        headers = {} if settings.api_key is None else {"Authorization": f"Bearer {_key(settings)}"}
-        return cls(settings, Replicas.of(client, [url], limit, headers))
+        key = read_key(settings.api_key, f"the judge at {settings.url}")
+        self._settings, self._endpoint = settings, Replicas(client, [url], limit, key)
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         """Return one outcome per trajectory; trajectories are asked about one after another."""
@@ -240,17 +218,18 @@ class Judge:
             request = self._request(trajectory)
         except (KeyError, IndexError) as error:
             said = f": the judge's prompt names {error}, and the row has no such column"
-            return Broken(said, ConfigError)
-        reply = await self.endpoint.post(request)
-        if isinstance(reply, Failed | Broken):
+            return Failed(said, kind=ConfigError, final=True)
+        reply = await self._endpoint.post(request)
+        if isinstance(reply, Failed):
             return reply
         text = _text(reply)
         if text is None:
-            return Broken(f" answered {short_repr(reply)}, and a chat completion is needed")
+            said = f" answered {short_repr(reply)}, and a chat completion is needed"
+            return Failed(said, final=True)
         return await in_thread(partial(self._score, text))
 
     def _request(self, trajectory: Trajectory) -> dict[str, Any]:
-        settings, prompt = self.settings, trajectory.prompt
+        settings, prompt = self._settings, trajectory.prompt
         texts = {"prompt": prompt.text, "response": trajectory.response_text}
         names = {"source": prompt.source, "reference": prompt.reference or "", **prompt.columns}
         content = settings.prompt.format_map(names | texts)
@@ -267,7 +246,7 @@ class Judge:
 
         Returns Failed, so that the judge is asked again, if there is no score within the range.
         """
-        settings = self.settings
+        settings = self._settings
         try:
             found = last_group(settings.pattern, text)
         except PatternTooSlow as error:
@@ -281,17 +260,7 @@ class Judge:
         if not settings.low <= score <= settings.high:
             between = f"{settings.low:g} to {settings.high:g}"
             return Failed(f" found a score of {score:g}, outside {between}, in {short_repr(text)}")
-        return Given((score - settings.low) / (settings.high - settings.low))
-
-
-def _key(settings: JudgeReward) -> str:
-    assert settings.api_key is not None
-    if missing_key(settings):
-        raise ConfigError(
-            f"the environment variable {mask_setting(settings.api_key)} should hold the key of "
-            f"the judge at {settings.url}, and is not set. Set it, or leave api_key out."
-        )
-    return os.environ[settings.api_key]
+        return (score - settings.low) / (settings.high - settings.low)
 
 
 def _message(role: str, content: str) -> dict[str, str]:

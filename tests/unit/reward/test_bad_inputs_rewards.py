@@ -24,11 +24,11 @@ from plimsoll.process.patterns import PatternTooSlow, is_match, last_group
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.answers import final_answer, reference_answer
 from plimsoll.reward.code import cases_of, program_in
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, number, numbers
+from plimsoll.reward.outcome import Failed, Outcome, TimeLimit, number, numbers
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.server_forms import outcomes, vllm_outcomes
-from plimsoll.reward.servers import Judge, Replicas, bearer
+from plimsoll.reward.servers import Judge, Replicas, read_key
 
 LIMIT = TimeLimit(5.0, "rewards.far.time_limit")
 NO_NUMBERS: list[object] = [
@@ -46,9 +46,9 @@ def trajectory(response: str, reference: str | None = None) -> Trajectory:
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=range(len(NO_NUMBERS)))
 def test_a_value_that_is_no_reward(value: object) -> None:
     outcome = number(value)
-    assert isinstance(outcome, Broken) and "finite number" in outcome.said
+    assert isinstance(outcome, Failed) and outcome.final and "finite number" in outcome.said
     assert len(outcome.said) < 400
-    assert all(isinstance(found, Broken | Failed) for found in outcomes({"rewards": [value]}, 1))
+    assert all(isinstance(found, Failed) for found in outcomes({"rewards": [value]}, 1))
 
 
 NO_LISTS: list[object] = [
@@ -60,7 +60,7 @@ NO_LISTS: list[object] = [
 @pytest.mark.parametrize("values", NO_LISTS, ids=range(len(NO_LISTS)))
 def test_a_list_of_another_form(values: object) -> None:
     found = numbers(values, 2)
-    assert len(found) == 2 and any(isinstance(outcome, Broken) for outcome in found)
+    assert len(found) == 2 and any(isinstance(o, Failed) and o.final for o in found)
 
 
 ANSWERS: list[object] = [
@@ -76,7 +76,7 @@ ANSWERS: list[object] = [
 def test_an_answer_of_a_server(reply: object) -> None:
     for read in (outcomes, vllm_outcomes):
         found = read(reply, 2)
-        assert len(found) == 2 and all(isinstance(outcome, Broken) for outcome in found)
+        assert len(found) == 2 and all(isinstance(o, Failed) and o.final for o in found)
 
 
 JSON = st.recursive(
@@ -94,7 +94,7 @@ def test_any_answer_is_read_as_outcomes(reply: object) -> None:
     for read in (outcomes, vllm_outcomes):
         found = read(reply, 2)
         assert len(found) == 2
-        assert all(math.isfinite(o.value) for o in found if isinstance(o, Given))
+        assert all(math.isfinite(o) for o in found if isinstance(o, float))
 
 
 BODIES = [
@@ -106,7 +106,7 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 @pytest.mark.parametrize("status", [200, 404, 500])
 def test_a_body_that_is_no_json(body: bytes, status: int) -> None:
-    assert isinstance(post(httpx.Response(status, content=body)), Broken | Failed)
+    assert isinstance(post(httpx.Response(status, content=body)), Failed)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def post(reply: httpx.Response | httpx.RequestError) -> object:
 
     async def ask() -> object:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as client:
-            return await Replicas.of(client, ["http://far/score"], LIMIT).post({})
+            return await Replicas(client, ["http://far/score"], LIMIT).post({})
 
     return asyncio.run(ask())
 
@@ -234,7 +234,7 @@ def test_a_body_is_read_with_the_token_alone_and_not_beyond_its_bound(
 
 def test_a_run_sends_the_token_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "word")
-    assert bearer(TOKEN) == TOKENS
+    assert f"Bearer {read_key(TOKEN, 'the servers')}" == TOKENS["Authorization"]
 
 
 def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     http = HttpReward(urls=("http://far",), api_key="FAR_KEY")
     [problem] = check_rewards({"far": RewardConfig(http=http)})
     assert problem.key == "rewards.far.http.api_key"
-    refusal(lambda: bearer("FAR_KEY"), "FAR_KEY")
+    refusal(lambda: read_key("FAR_KEY", "the servers"), "FAR_KEY")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", DEEP])
@@ -280,7 +280,7 @@ def test_a_judge_with_such_a_pattern_fails() -> None:
 
     async def ask() -> Sequence[Outcome]:
         async with httpx.AsyncClient(transport=transport) as client:
-            return await Judge.of(settings, client, LIMIT)([trajectory("x")])
+            return await Judge(settings, client, LIMIT)([trajectory("x")])
 
     [outcome] = asyncio.run(ask())
     assert isinstance(outcome, Failed) and "((a+)+)$" in outcome.said

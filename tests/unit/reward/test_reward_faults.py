@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import fault_injection  # noqa: F401  loading it must not count in a time limit
@@ -13,8 +14,8 @@ import pytest
 from plimsoll.environment.local import LocalEnvironment
 from plimsoll.environment.protocol import EnvironmentFailed
 from plimsoll.machine.faults import FAULTS
-from plimsoll.reward.functions import FunctionHere
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
+from plimsoll.reward.functions import call_here
+from plimsoll.reward.outcome import Failed, Outcome, TimeLimit
 from plimsoll.reward.servers import Replicas
 
 LIMIT = TimeLimit(0.05, "rewards.one.time_limit")
@@ -26,7 +27,7 @@ async def coroutine(given: Any) -> float:
 
 def outcome(in_loop: bool) -> Outcome:
     function = coroutine if in_loop else lambda given: 0.5
-    (only,) = asyncio.run(FunctionHere(function, False, in_loop, LIMIT)([None]))  # type: ignore[list-item]
+    (only,) = asyncio.run(call_here(partial(function), False, LIMIT)([None]))  # type: ignore[list-item]
     return only
 
 
@@ -37,13 +38,13 @@ def test_a_function_that_is_not_reached_fails_and_another_try_may_not(
     monkeypatch.setenv(FAULTS, f"reward.call:network:call=1,rank.step:delay={int(in_loop)}")
     failed = outcome(in_loop)
     assert isinstance(failed, Failed) and "ConnectionResetError" in failed.said
-    assert outcome(in_loop) == Given(0.5)
+    assert outcome(in_loop) == 0.5
 
 
 def test_a_wrong_value_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAULTS, "reward.call:wrong")
     broken = outcome(in_loop=False)
-    assert isinstance(broken, Broken) and "nan" in broken.said
+    assert isinstance(broken, Failed) and broken.final and "nan" in broken.said
 
 
 def test_a_function_that_hangs_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def test_a_server_that_is_not_reached_fails(monkeypatch: pytest.MonkeyPatch) -> 
     async def ask() -> object:
         transport = httpx.MockTransport(lambda request: httpx.Response(200, json=[1.0]))
         async with httpx.AsyncClient(transport=transport) as client:
-            return await Replicas.of(client, ["http://here/score"], LIMIT).post({})
+            return await Replicas(client, ["http://here/score"], LIMIT).post({})
 
     failed = asyncio.run(ask())
     assert isinstance(failed, Failed) and "http://here/score cannot be reached" in failed.said
