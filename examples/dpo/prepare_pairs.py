@@ -22,13 +22,13 @@ import numpy as np
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.fields import BadRow, RawRow, RowProblem, settle
-from plimsoll.data.pairs import PairColumns, pair_of
+from plimsoll.data.pairs import pair_of
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model
 from plimsoll.run.files import write_whole
 
-COLUMNS = PairColumns(prompt=None, chosen="chosen", rejected="rejected")
+COLUMNS = SourceConfig(path="hh-rlhf", chosen="chosen", rejected="rejected")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.fields import BadRow, RawRow, RowProblem, settle
-from plimsoll.data.pairs import PairColumns, pair_of
+from plimsoll.data.pairs import pair_of
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.run.json_lines import JsonRow, write_rows
@@ -36,7 +36,7 @@ HELD_OUT_PAIRS = 0.2
 """Share of the prompts of the pairs that are held out."""
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 MARKER = "#### "
-COLUMNS = PairColumns(prompt=None, chosen="chosen", rejected="rejected")
+COLUMNS = SourceConfig(path="hh-rlhf", chosen="chosen", rejected="rejected")
 
 Rows = Sequence[JsonRow]
 Splits = Mapping[str, Rows]

@@ -18,12 +18,12 @@ from ray.cluster_utils import Cluster
 from plimsoll.cluster.placement import Claim
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
+    EngineHome,
     Places,
     create_engine,
     create_ranks,
     find_places,
     members,
-    own_homes,
     shared_homes,
 )
 from plimsoll.cluster.ray_start import wait_for_nodes
@@ -105,7 +105,7 @@ def test_groups_are_packed_each_rank_has_a_card_and_engines_share_them(places: P
     critics = members("critic rank", create_ranks(places["critic"], "cuda", 1), timeout=120)
     (own,) = members(
         "rollout engine",
-        [*map(create_engine, own_homes(engines(1, "own"), places["engines"]))],
+        [*map(create_engine, map(EngineHome, engines(1, "own"), places["engines"]))],
         120,
     )
     assert len(nodes_of(actors)) == len(nodes_of(critics)) == 1

@@ -25,7 +25,7 @@ def test_the_run_saves_and_stops_before_the_kernel_kills(
     def filling_up() -> HostMemory:
         rows = home / "run" / "metrics.jsonl"
         free = 10**8 if rows.is_file() and rows.read_text() else 10**10
-        return HostMemory(10**11, free, None)
+        return HostMemory(10**11, 10**11, free)
 
     monkeypatch.setattr(processes, "live_host", filling_up)
     stopped = run_here(home, "sft", "sft.yaml")

@@ -16,8 +16,7 @@ from plimsoll.algorithm.inputs import (
     TokenWeights,
     token_mean,
 )
-from plimsoll.algorithm.kl import KlEstimator, kl
-from plimsoll.algorithm.ratios import is_clamped, mismatch_metrics, ratios
+from plimsoll.algorithm.ratios import KlEstimator, is_clamped, kl, mismatch_metrics, ratios
 from plimsoll.algorithm.sequences import means
 from plimsoll.records import BatchCounts
 

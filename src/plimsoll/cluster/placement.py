@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from math import prod
@@ -111,21 +111,13 @@ class NodeSupply:
     free: int
 
 
-@dataclass(frozen=True)
-class Holding:
-    """Cards of a node that somebody holds."""
-
-    holder: str
-    address: str
-    cards: int
-
-
 def describe_shortage(
-    reservation: Reservation, nodes: Sequence[NodeSupply], holdings: Sequence[Holding]
+    reservation: Reservation, nodes: Sequence[NodeSupply], holdings: Iterable[str]
 ) -> str:
     """Return which cards are asked for, which are there, which are missing, and who holds others.
 
-    The text says, too, if cards are missing even when nobody holds any.
+    `holdings` are lines on the latter. The text says, too, if cards are missing even when nobody
+    holds any.
     """
     missing = reservation.without_room([node.free for node in nodes])
     never = reservation.without_room([node.total for node in nodes])
@@ -135,13 +127,12 @@ def describe_shortage(
     there = [
         f"{node.address} has {node.free} of {plural(node.total, 'GPU')} free" for node in nodes
     ]
-    held = [f"{h.holder} holds {plural(h.cards, 'GPU')} of {h.address}" for h in holdings]
     parts = [
         f"asked for {', '.join(asked)}",
         f"there: {'; '.join(there) or 'no node'}",
         f"missing: {_count(missing)}" if missing else "Ray has not placed them yet",
         *(["that is missing even if nobody else holds a GPU"] if never else []),
-        *held,
+        *holdings,
     ]
     return "\n  ".join(parts)
 

@@ -39,7 +39,6 @@ from plimsoll.cluster.ray_members import (
     create_ranks,
     find_places,
     members,
-    own_homes,
     rank_members,
     shared_homes,
 )
@@ -203,7 +202,7 @@ class RayCluster(RankGroup):
             claims.append(Claim("engines", len(specs), specs[0].rollout.parts))
         places = find_places(config, claims, device, nodes)
         ranks = {k: create_ranks(places[k], device, threads) for k in config.rank_counts}
-        homes = [] if shared else own_homes(specs, places.get("engines", ()))
+        homes = list(map(EngineHome, specs, places.get("engines", ())))
         engines = [*map(create_engine, homes)]
         for kind, actors in ranks.items():
             group: RankGroup = self

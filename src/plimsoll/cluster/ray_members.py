@@ -21,7 +21,6 @@ from ray.util.scheduling_strategies import (
 from plimsoll.cluster.exit_reason import death_reason
 from plimsoll.cluster.placement import (
     Claim,
-    Holding,
     NodeCards,
     NodeSupply,
     Reservation,
@@ -37,6 +36,7 @@ from plimsoll.machine.faults import fault_settings
 from plimsoll.machine.heap import preload_settings
 from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order
+from plimsoll.run.numbers import plural
 from plimsoll.run.output import tell
 from plimsoll.sampler.protocol import EngineSpec, rollout_build
 
@@ -110,11 +110,11 @@ def _shortage(reservation: Reservation) -> str:
         )
         for node in nodes
     ]
-    return describe_shortage(reservation, supplies, [*_holdings(addresses)])
+    return describe_shortage(reservation, supplies, _holdings(addresses))
 
 
-def _holdings(addresses: dict[str, str]) -> Iterator[Holding]:
-    """Yield who holds cards, as far as Ray knows: the jobs with placement groups.
+def _holdings(addresses: dict[str, str]) -> Iterator[str]:
+    """Yield lines on who holds cards, as far as Ray knows: the jobs with placement groups.
 
     A group's id ends with the id of its job.
     """
@@ -131,7 +131,8 @@ def _holdings(addresses: dict[str, str]) -> Iterator[Holding]:
         who = jobs.get(job, {})
         name = f"`{who.get('Entrypoint', '?')}` (pid {who.get('DriverPid', '?')} on "
         name += f"{who.get('DriverIPAddress', '?')})"
-        yield Holding("this run" if job == own else name, address, cards)
+        holder = "this run" if job == own else name
+        yield f"{holder} holds {plural(cards, 'GPU')} of {address}"
 
 
 def create_ranks(places: Sequence[Any], device: str, threads: int) -> list[Any]:
@@ -167,11 +168,6 @@ class EngineHome:
         rollout = self.spec.rollout
         fewer = rollout.engine.model_copy(update={"max_sequences": most})
         return replace(self, spec=replace(self.spec, rollout=rollout.with_engine(fewer)))
-
-
-def own_homes(specs: Sequence[EngineSpec], places: Sequence[Any]) -> list[EngineHome]:
-    """Return the homes of engines with places of their own."""
-    return [EngineHome(spec, place) for spec, place in zip(specs, places, strict=True)]
 
 
 def shared_homes(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[EngineHome]:

@@ -41,7 +41,7 @@ def memory(machine: Machine) -> Iterator[Problem]:
     """Yield a finding about the free host memory."""
     host = machine.memory
     what = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
-    if host.limit is not None:
+    if host.capacity_bytes < host.total_bytes:
         what += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
     tight = host.free_bytes < _TIGHT_MEMORY * host.capacity_bytes
     why = "Others hold most of it: a run may not get what its plan counts on."

@@ -26,7 +26,7 @@ from plimsoll.data.loading import (
     run_for_field,
     source_name,
 )
-from plimsoll.data.pairs import PairColumns, margin_of, pair_of
+from plimsoll.data.pairs import answers_of, margin_of, pair_of
 from plimsoll.data.pieces import Tokenized, mark_unlearned, prompt_number, readable_text
 from plimsoll.data.rows import (
     answer_of,
@@ -129,21 +129,19 @@ def load_pairs(
     data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
 ) -> Loaded[Pair]:
     """Return the preference pairs of a source, in the source's order; errors as `load_samples`."""
-    assert source.chosen is not None and source.rejected is not None
-    columns = PairColumns(source.prompt, source.chosen, source.rejected)
+    columns = answers_of(source)
 
     def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        pair = pair_of(row, columns, plain=template.jinja is None)
+        pair = pair_of(row, source, plain=template.jinja is None)
         prompt = mark_unlearned(pair.prompt)
-        answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
         sequences = tuple(
             Unrendered(Draft(template, "conversation", [*prompt, *answer]), name)
-            for name, answer in answers
+            for name, answer in zip(columns, (pair.chosen, pair.rejected), strict=True)
         )
         return CheckedRow(row, index, readable_text(pair.prompt), sequences)
 
     def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Pair:
-        pair = _pair(data, columns, sequences)
+        pair = _pair(data, source, sequences)
         margin = margin_of(row.row, source.margin)
         return replace(pair, margin=margin, prompt=prompt_number(row.text))
 
@@ -304,24 +302,24 @@ def _first_learned(field: str, sequence: Tokenized) -> int:
     return int(loss_mask[0])
 
 
-def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]) -> Pair:
-    chosen, rejected = sequences
-    prompt = _first_learned(columns.chosen, chosen)
+def _pair(data: DataConfig, source: SourceConfig, sequences: Sequence[Tokenized]) -> Pair:
+    (chosen, rejected), (better, worse) = sequences, answers_of(source)
+    prompt = _first_learned(better, chosen)
     if prompt >= data.max_tokens:
         raise RowProblem(
-            columns.prompt or columns.chosen,
+            source.prompt or better,
             f"has a prompt of {plural(prompt, 'token')}, which leaves none for a"
             f" response within `data.max_tokens: {data.max_tokens}` (raise it)",
         )
-    pair = Pair(_sample(data, columns.chosen, chosen), _sample(data, columns.rejected, rejected))
+    pair = Pair(_sample(data, better, chosen), _sample(data, worse, rejected))
     if np.array_equal(pair.chosen.tokens, pair.rejected.tokens):
         cut = len(chosen[0]) > data.max_tokens or len(rejected[0]) > data.max_tokens
         within = f" within `data.max_tokens: {data.max_tokens}` (raise it)"
         raise RowProblem(
-            columns.rejected,
-            f"equals `{columns.chosen}`{within}"
+            worse,
+            f"equals `{better}`{within}"
             if cut
-            else f"has the tokens of `{columns.chosen}`, which the tokenizer makes of both texts",
+            else f"has the tokens of `{better}`, which the tokenizer makes of both texts",
         )
     return pair
 

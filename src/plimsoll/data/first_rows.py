@@ -20,7 +20,7 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.fields import BadRow, RawRow, text_of
 from plimsoll.data.generated import COLUMNS
-from plimsoll.data.pairs import PairColumns, margin_of, pair_of
+from plimsoll.data.pairs import margin_of, pair_of
 from plimsoll.data.rows import (
     answer_of,
     conversation_of,
@@ -64,8 +64,7 @@ def read_row(
     if source.text is not None:
         text_of(row.values, source.text)
     elif source.chosen is not None and source.rejected is not None:
-        columns = PairColumns(source.prompt, source.chosen, source.rejected)
-        pair_of(row, columns, plain=True)
+        pair_of(row, source, plain=True)
         margin_of(row, source.margin)
     elif source.label is not None:
         label_of(row, source.label)

@@ -157,13 +157,15 @@ def load_rows(
     while part := list(islice(rows, ROWS_AT_ONCE)):
         present |= _columns_of(part)
         for finished in _finish_rows(part, read, source.tools, template, check, finish):
-            if isinstance(finished.item, BadRow):
-                bad.append(finished.item)
-            else:
-                items.append(finished.item)
-                cut += finished.longest > data.max_tokens
-                stripped += [finished.place] if finished.stripped else []
-                rendered += [finished.place] if finished.rendered else []
+            if isinstance(finished, BadRow):
+                bad.append(finished)
+                continue
+            item, row, longest = finished
+            items.append(item)
+            cut += longest > data.max_tokens
+            place = f"{row.row.row.file}:{row.row.row.line}"
+            stripped += [place] if row.stripped else []
+            rendered += [place] if row.rendered else []
         read += len(part)
         count_rows(len(part))
         if data.on_bad_row == "stop":  # a missing column stops the run: no need to read on
@@ -193,21 +195,6 @@ def _columns_of(part: Sequence[RawRow | BadRow]) -> dict[str, None]:
     return names | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
 
 
-@dataclass(frozen=True)
-class _FinishedRow(Generic[T]):
-    """The result of a row."""
-
-    item: T | BadRow
-    longest: int = 0
-    """The tokens of its longest sequence."""
-    place: str = ""
-    """The place of the row, as `file:line`."""
-    stripped: bool = False
-    """As in `_RenderedRow`."""
-    rendered: bool = False
-    """As in `_RenderedRow`."""
-
-
 def _finish_rows(
     rows: Sequence[RawRow | BadRow],
     first: int,
@@ -215,8 +202,8 @@ def _finish_rows(
     template: Template,
     check: CheckRow,
     finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
-) -> Iterator[_FinishedRow[T]]:
-    """Yield the result of each row, in order.
+) -> Iterator[tuple[T, _RenderedRow, int] | BadRow]:
+    """Yield the item of each row, the row, and the tokens of its longest sequence; in order.
 
     `first` is the number of the first of these rows in the source, `tools` the column with tools.
     """
@@ -235,14 +222,12 @@ def _finish_rows(
     )
     for row in rendered:
         if isinstance(row, BadRow):
-            yield _FinishedRow(row)
+            yield row
         else:
             sequences = [next(tokenized) for _ in row.sequences]
+            item = _attempt(row.row.row, partial(finish, row.row, sequences))
             longest = max(len(tokens) for tokens, _ in sequences)
-            raw = row.row.row
-            item = _attempt(raw, partial(finish, row.row, sequences))
-            place = f"{raw.file}:{raw.line}"
-            yield _FinishedRow(item, longest, place, row.stripped, row.rendered)
+            yield item if isinstance(item, BadRow) else (item, row, longest)
 
 
 def _render_rows(rows: Sequence[CheckedRow | BadRow]) -> list[_RenderedRow | BadRow]:
@@ -256,7 +241,8 @@ def _render_rows(rows: Sequence[CheckedRow | BadRow]) -> list[_RenderedRow | Bad
         stripped = any(stripped for _, stripped in parts)
         rendered = any(map(has_control_tokens, (part.draft for part in row.sequences)))
         sequences = tuple(pieces for pieces, _ in parts)
-        return _check_length(_RenderedRow(row, sequences, stripped, rendered))
+        _check_length(sequences)
+        return _RenderedRow(row, sequences, stripped, rendered)
 
     return [
         row if isinstance(row, BadRow) else _attempt(row.row, partial(finish_row, row))
@@ -297,16 +283,15 @@ def _attempt(row: RawRow, work: Callable[[], T]) -> T | BadRow:
         return BadRow(row.file, row.line, error.field, error.problem)
 
 
-def _check_length(row: _RenderedRow) -> _RenderedRow:
-    """Return the row. Raise RowProblem if tokenizing it would take minutes and gigabytes."""
-    longest = max(sum(len(piece.text) for piece in pieces) for pieces in row.sequences)
+def _check_length(sequences: Sequence[tuple[TextPiece, ...]]) -> None:
+    """Raise RowProblem if tokenizing a row's sequences would take minutes and gigabytes."""
+    longest = max(sum(len(piece.text) for piece in pieces) for pieces in sequences)
     if longest > MOST_CHARACTERS:
         raise RowProblem(
             "",
             f"has {longest:,} characters, over the {MOST_CHARACTERS:,} that one row may have: a "
             f"tokenizer would take gigabytes for it. Split it into several rows",
         )
-    return row
 
 
 def run_for_field(work: Callable[[], T], field: str) -> T:

@@ -19,21 +19,13 @@ import re
 from dataclasses import dataclass
 from math import inf
 
+from plimsoll.config.data import SourceConfig
 from plimsoll.data.fields import RawRow, RowProblem, kind_of, text_of
 from plimsoll.data.pieces import Messages, count_alike
 from plimsoll.data.rows import prompt_turns, response_turns, turns_of, with_system
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
-
-
-@dataclass(frozen=True)
-class PairColumns:
-    """The columns that hold pairs."""
-
-    prompt: str | None
-    chosen: str
-    rejected: str
 
 
 @dataclass(frozen=True)
@@ -45,24 +37,31 @@ class PairRow:
     rejected: Messages
 
 
-def pair_of(row: RawRow, columns: PairColumns, *, plain: bool) -> PairRow:
+def pair_of(row: RawRow, source: SourceConfig, *, plain: bool) -> PairRow:
     """Return the pair of a row. Its responses differ, and neither is empty.
 
     Args:
         row: the row.
-        columns: the columns that hold its parts.
+        source: the settings that name the columns of its parts.
         plain: whether there is no chat template. A dialogue's text then keeps its markers.
     """
-    if columns.prompt is not None:
-        responses = (response_turns(row, name) for name in (columns.chosen, columns.rejected))
-        pair = PairRow(prompt_turns(row, columns.prompt), *responses)
-    elif isinstance(row.values.get(columns.chosen), list):
-        pair = _pair_of_messages(row, columns)
+    names = chosen, rejected = answers_of(source)
+    if source.prompt is not None:
+        responses = (response_turns(row, name) for name in names)
+        pair = PairRow(prompt_turns(row, source.prompt), *responses)
+    elif isinstance(row.values.get(chosen), list):
+        pair = _pair_of_messages(row, chosen, rejected)
     else:
-        pair = _pair_of_dialogues(row, columns, plain=plain)
+        pair = _pair_of_dialogues(row, chosen, rejected, plain=plain)
     if pair.chosen == pair.rejected:
-        raise RowProblem(columns.rejected, f"equals `{columns.chosen}`, so neither is better")
+        raise RowProblem(rejected, f"equals `{chosen}`, so neither is better")
     return pair
+
+
+def answers_of(source: SourceConfig) -> tuple[str, str]:
+    """Return the columns of the better and of the worse response."""
+    assert source.chosen is not None and source.rejected is not None
+    return source.chosen, source.rejected
 
 
 def margin_of(row: RawRow, column: str | None) -> float:
@@ -77,18 +76,18 @@ def margin_of(row: RawRow, column: str | None) -> float:
     return float(value)
 
 
-def _pair_of_messages(row: RawRow, columns: PairColumns) -> PairRow:
-    chosen, rejected = turns_of(row, columns.chosen), turns_of(row, columns.rejected)
+def _pair_of_messages(row: RawRow, better: str, worse: str) -> PairRow:
+    chosen, rejected = turns_of(row, better), turns_of(row, worse)
     shared = count_alike(chosen, rejected)
     if shared == 0:
         raise RowProblem(
-            columns.rejected,
-            f"begins with another turn than `{columns.chosen}`: where a column of its own holds "
+            worse,
+            f"begins with another turn than `{better}`: where a column of its own holds "
             "the prompt, give `prompt: COLUMN`",
         )
     if chosen != rejected:
-        _check_answer(chosen, columns.chosen, shared)
-        _check_answer(rejected, columns.rejected, shared)
+        _check_answer(chosen, better, shared)
+        _check_answer(rejected, worse, shared)
     return PairRow(chosen[:shared], chosen[shared:], rejected[shared:])
 
 
@@ -103,25 +102,25 @@ def _check_answer(messages: Messages, column: str, start: int) -> None:
         )
 
 
-def _pair_of_dialogues(row: RawRow, columns: PairColumns, *, plain: bool) -> PairRow:
-    chosen, rejected = (text_of(row.values, name) for name in (columns.chosen, columns.rejected))
+def _pair_of_dialogues(row: RawRow, better: str, worse: str, *, plain: bool) -> PairRow:
+    chosen, rejected = (text_of(row.values, name) for name in (better, worse))
     before, marker, _ = chosen[: count_alike(chosen, rejected)].rpartition(ASSISTANT)
     if not marker:
         raise RowProblem(
-            columns.rejected,
-            f"shares no prompt with `{columns.chosen}`: without a column for the prompt, both must"
+            worse,
+            f"shares no prompt with `{better}`: without a column for the prompt, both must"
             f" be dialogues that begin alike, up to a {ASSISTANT!r}",
         )
     prompt = before + marker
     answers = [
-        _check_response(chosen.removeprefix(prompt), columns.chosen),
-        _check_response(rejected.removeprefix(prompt), columns.rejected),
+        _check_response(chosen.removeprefix(prompt), better),
+        _check_response(rejected.removeprefix(prompt), worse),
     ]
     turns: Messages = [{"role": "user", "content": prompt}]
     if not plain:
-        turns = _dialogue_turns(before, columns.chosen)
+        turns = _dialogue_turns(before, better)
         answers = [answer.strip() for answer in answers]
-    turns = with_system(turns, row, columns.chosen)
+    turns = with_system(turns, row, better)
     return PairRow(turns, *([{"role": "assistant", "content": answer}] for answer in answers))
 
 

@@ -276,40 +276,34 @@ class AgentResult:
     """Measurements of the episode, by name."""
 
 
-@dataclass(frozen=True)
-class ServedAgent:
-    """An agent of a run, with its options and the endpoint that answers its calls."""
+async def _ask_agent(
+    function: Callable[..., Any], endpoint: Endpoint, episode: Episode, row: Mapping[str, Any]
+) -> AgentResult:
+    """Have an agent's function play an episode; return its checked reward and its figures.
 
-    agent: EpisodeAgent
-    options: Mapping[str, Any]
-    endpoint: Endpoint
-
-    async def play(self, episode: Episode, row: Mapping[str, Any]) -> AgentResult:
-        """Have the agent play an episode; return its checked reward and its figures.
-
-        Raises EnvironmentFailed if the agent raises, or if its result is not a reward.
-        """
-        function = self.agent.play
-        with self.endpoint.serving(episode) as key:
-            address = {"base_url": self.endpoint.base_url, "api_key": key}
-            call = partial(function, row, **address, **self.options)
-            given = await call_own_code(call, inspect.iscoroutinefunction(function))
-        result = given if isinstance(given, AgentResult) else AgentResult(given)
-        reward = read_reward(result.reward, function.__name__)
-        if isinstance(reward, Failed):
-            raise EnvironmentFailed(reward)
-        return replace(result, reward=reward)
+    Raises EnvironmentFailed if the agent raises, or if its result is not a reward.
+    """
+    with endpoint.serving(episode) as key:
+        address = {"base_url": endpoint.base_url, "api_key": key}
+        call = partial(function, row, **address, **episode.rules.config.options)
+        given = await call_own_code(call, inspect.iscoroutinefunction(function))
+    result = given if isinstance(given, AgentResult) else AgentResult(given)
+    reward = read_reward(result.reward, function.__name__)
+    if isinstance(reward, Failed):
+        raise EnvironmentFailed(reward)
+    return replace(result, reward=reward)
 
 
 async def play_agent(
-    agent: ServedAgent,
+    agent: EpisodeAgent,
+    endpoint: Endpoint,
     rules: EpisodeRules,
     prompt: Prompt,
     group_seed: int,
     sample_index: int,
     policy: EpisodePolicy,
 ) -> Trajectory:
-    """Have the agent play an episode; return the trajectory.
+    """Have the agent play an episode by calls of the endpoint; return the trajectory.
 
     An episode that ran out of turns, room or time may have no reward from the agent.
     Raises EnvironmentFailed if the agent fails, or asks for no turn.
@@ -317,7 +311,7 @@ async def play_agent(
     episode, result = Episode(rules, prompt, policy), AgentResult(None)
     try:
         async with asyncio.timeout(rules.config.episode_seconds):
-            result = await agent.play(episode, episode.row(group_seed))
+            result = await _ask_agent(agent.play, endpoint, episode, episode.row(group_seed))
     except TimeoutError:
         episode.reason = "time"
     except EnvironmentFailed:

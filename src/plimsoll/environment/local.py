@@ -156,7 +156,7 @@ def environment_pool(config: EnvironmentConfig, size: int) -> Pool:
         open_in_process,
         what=f"The process for environment {config.name}",
         setup=config,
-        codec="plimsoll.process.pickled",
+        codec="pickle",
         memory_gib=config.memory_gib,
     )
     return Pool(program, size)

@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plimsoll.algorithm.calibration import calibrate, sigmoid
-from plimsoll.algorithm.figures import share_interval
-from plimsoll.algorithm.process_reward import process_loss
+from plimsoll.algorithm.figures import calibrate, share_interval, sigmoid
+from plimsoll.algorithm.token_losses import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
 from plimsoll.jobs.prm import PrmConfig

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from plimsoll.algorithm.kl import adapt
+from plimsoll.algorithm.ratios import adapt
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes

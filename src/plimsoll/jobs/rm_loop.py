@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plimsoll.algorithm.calibration import calibrate_pairs
 from plimsoll.algorithm.choice import reward_loss
+from plimsoll.algorithm.figures import calibrate_pairs
 from plimsoll.algorithm.inputs import RewardLossInputs
 from plimsoll.algorithm.preference import in_pairs, reward_objective
 from plimsoll.cluster.protocol import Cluster

@@ -17,33 +17,23 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 MEMBERSHIP, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class Limit:
-    """The memory that cgroups allow."""
+def memory_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, int] | None:
+    """Return the lowest memory limit, in bytes, of this cgroup and its parents; None if none.
 
-    bytes: int
-    """The limit."""
-    free_bytes: int
-    """Free bytes below the limit. File caches count as free, as the kernel reclaims them."""
-
-
-def memory_limit(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Limit | None:
-    """Return the lowest memory limit of this process's cgroup and its parents; None if none.
+    The second number is the free bytes below the limits. File caches count as free, as the kernel
+    reclaims them.
 
     No limit is `max` in version 2's memory.max, and a number near 2**63 in version 1's
     memory.limit_in_bytes.
     """
     folders = _folders(membership, root, "memory")
     limits = [limit for folder in folders if (limit := _limit(folder))]
-    if not limits:
-        return None
-    return Limit(min(limit.bytes for limit in limits), min(limit.free_bytes for limit in limits))
+    return (min(limit for limit, _ in limits), min(free for _, free in limits)) if limits else None
 
 
 def core_quota(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
@@ -84,7 +74,7 @@ def _folders(membership: Path, root: Path, controller: str) -> Iterator[Path]:
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
 
 
-def _limit(folder: Path) -> Limit | None:
+def _limit(folder: Path) -> tuple[int, int] | None:
     for limit, usage, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -93,7 +83,7 @@ def _limit(folder: Path) -> Limit | None:
         if text.isdigit():
             stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
             used = int(_read(folder / usage) or 0) - int(stat.get(cache, 0))
-            return Limit(int(text), max(0, int(text) - used))
+            return int(text), max(0, int(text) - used)
     return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from plimsoll.config.cluster import ClusterConfig, NodeGroup
-from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
+from plimsoll.machine.cgroup import core_quota, memory_limit
 
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
 """Flags in /proc/cpuinfo of instructions that multiply bfloat16: two on x86, two on ARM."""
@@ -59,29 +59,19 @@ class HostMemory:
 
     total_bytes: int
     """All memory of the machine."""
-    available_bytes: int
-    """The bytes of the machine that are free or can be freed."""
-    limit: Limit | None
-    """The limit of the cgroups; None if they do not set less than the machine has."""
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The bytes that all processes here may hold together."""
-        return self.limit.bytes if self.limit else self.total_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """The bytes that are still available."""
-        return min(self.available_bytes, self.limit.free_bytes if self.limit else self.total_bytes)
+    capacity_bytes: int
+    """The bytes that all processes here may hold together: fewer than all if cgroups say so."""
+    free_bytes: int
+    """The bytes that are still available: free, or can be freed."""
 
 
 def live_host() -> HostMemory:
     """Return the host's memory as it is now."""
     memory = psutil.virtual_memory()
-    limit = memory_limit()
-    if limit is not None and limit.bytes >= memory.total:
-        limit = None
-    return HostMemory(memory.total, memory.available, limit)
+    limit, free = memory_limit() or (memory.total, memory.total)
+    if limit >= memory.total:
+        return HostMemory(memory.total, memory.total, memory.available)
+    return HostMemory(memory.total, limit, min(memory.available, free))
 
 
 def usable_cores() -> int:

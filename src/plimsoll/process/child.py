@@ -7,7 +7,6 @@ same program. They are started when needed and replaced when they end.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import re
 import signal
@@ -27,14 +26,14 @@ from typing import IO, Any, Literal
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.machine.processes import count_as_own
-from plimsoll.process.serve import Responder
+from plimsoll.process.serve import CODECS, Responder
 from plimsoll.run.output import safe_output
 
 _START_SECONDS = 300.0
 """The most seconds that a child may take to open: imports may take long on a slow disk."""
 _END_SECONDS = 10.0
 _LAST_LINES, _LAST_BYTES = 20, 8192
-_LONGEST_LINE = {"json": 8 * 2**20, "plimsoll.process.pickled": 2**30}
+_LONGEST_LINE = {"json": 8 * 2**20, "pickle": 2**30}
 """The longest answer in each codec. A child that answers in JSON may have been taken over."""
 _MOST_VALUES = 100_000
 """The most values in an answer in JSON: the text of an empty list is 2 bytes, the list is 56."""
@@ -62,7 +61,7 @@ class Program:
             answers messages.
         what: The name of the child in messages, such as "The process for reward function f".
         setup: The first message to the child.
-        codec: The module that encodes messages: `json`, or pickled.py for trusted children.
+        codec: What encodes messages: `json`, or `pickle` for trusted children.
         python: The command that starts Python.
         environment: All environment variables of the child.
         memory_gib: How much the child may grow after it is open; None: no limit.
@@ -73,7 +72,7 @@ class Program:
     open_: Callable[[Any], Responder]
     what: str
     setup: object
-    codec: Literal["json", "plimsoll.process.pickled"] = "json"
+    codec: Literal["json", "pickle"] = "json"
     python: Sequence[str] = (sys.executable,)
     environment: Mapping[str, str] = field(default_factory=our_environment)
     memory_gib: float | None = None
@@ -137,7 +136,7 @@ class Child:
 
     def __init__(self, program: Program) -> None:
         """Start the process; `open` comes next. Raises OSError if it cannot be started."""
-        self._program, self._codec = program, importlib.import_module(program.codec)
+        self._program, self._codec = program, CODECS[program.codec]
         self._socket, theirs = socket.socketpair()
         with theirs:
             streams = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}

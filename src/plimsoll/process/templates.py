@@ -85,13 +85,7 @@ def render(requests: Sequence[RenderRequest]) -> list[Rendering | DataError]:
 
 
 def _encode(request: RenderRequest) -> str | DataError:
-    fields = {
-        "turns": request.turns,
-        "asks": request.asks,
-        "values": request.values,
-        "beginnings": request.beginnings,
-        "date": request.date,
-    }
+    fields = {name: value for name, value in vars(request).items() if name != "template"}
     try:
         line = _ENCODER.encode(fields)
     except (TypeError, ValueError, RecursionError) as error:

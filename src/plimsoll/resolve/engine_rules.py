@@ -71,7 +71,7 @@ class Installed:
     """Whether torch is a build for CUDA."""
 
 
-def _find_nothing(seen: Installed) -> Iterator[Problem]:
+def _find_nothing(*_: object) -> Iterator[Any]:
     return iter(())
 
 
@@ -135,14 +135,14 @@ class RolloutRules:
     title: str
     where: tuple[str, ...]
     package: str
-    packages: tuple[Package, ...]
-    settings: Callable[[RunSpec[Any]], Iterator[Problem]]
-    model: Callable[[RunSpec[Any], str, str], Iterator[Problem]]
-    files: Callable[[RunSpec[Any]], Iterator[Problem]]
-    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]]
-    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]]
-    start: Callable[[RunSpec[Any], Device], Iterator[Problem]]
-    adapter_room: Callable[[RunSpec[Any]], int | None]
+    packages: tuple[Package, ...] = ()
+    settings: Callable[[RunSpec[Any]], Iterator[Problem]] = _find_nothing
+    model: Callable[[RunSpec[Any], str, str], Iterator[Problem]] = _find_nothing
+    files: Callable[[RunSpec[Any]], Iterator[Problem]] = _find_nothing
+    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]] = _find_nothing
+    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]] = _find_nothing
+    start: Callable[[RunSpec[Any], Device], Iterator[Problem]] = _find_nothing
+    adapter_room: Callable[[RunSpec[Any]], int | None] = lambda spec: None
     install: str = INSTALL_EXTRA
     doctor: Callable[[Installed], Iterator[Problem]] = _find_nothing
     compiled: tuple[Compiled, ...] = ()

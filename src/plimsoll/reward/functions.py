@@ -124,7 +124,7 @@ def call_in_processes(
         open_function,
         what=f"The process for reward function {config.name}",
         setup=(config, batch),
-        codec="plimsoll.process.pickled",
+        codec="pickle",
         memory_gib=config.memory_gib,
     )
     pool = Pool(program, size)

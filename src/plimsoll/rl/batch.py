@@ -17,8 +17,8 @@ import torch
 
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
-from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.policy_objective import PolicyTerms
+from plimsoll.algorithm.ratios import kl
 from plimsoll.cluster.protocol import Cluster, Group, group_of
 from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
 from plimsoll.records import Floats, Ints, Pack, Trajectory

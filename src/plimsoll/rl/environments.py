@@ -12,7 +12,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.continuation import most_calls, rewrites
 from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
-from plimsoll.environment.agents import Endpoint, ServedAgent, play_agent
+from plimsoll.environment.agents import Endpoint, play_agent
 from plimsoll.environment.episode import EpisodeRules
 from plimsoll.environment.local import Apart, EpisodeEnvironment, LocalEnvironment, environment_pool
 from plimsoll.environment.messages import ReadReply, TurnCodec
@@ -141,7 +141,7 @@ def _player(
     if isinstance(kind, EnvironmentFactory):
         return Player(rules, partial(play, _environment(config, kind, scorer), rules))
     assert endpoint is not None, "opened where there is an agent"
-    return Player(rules, partial(play_agent, ServedAgent(kind, config.options, endpoint), rules))
+    return Player(rules, partial(play_agent, kind, endpoint, rules))
 
 
 def _environment(

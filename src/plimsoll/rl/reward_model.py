@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from plimsoll.algorithm.calibration import sigmoid
+from plimsoll.algorithm.figures import sigmoid
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig

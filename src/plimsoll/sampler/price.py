@@ -106,6 +106,10 @@ class CrowdedCard:
     beside: int
 
 
+def _find_nothing(*_: object) -> Iterator[Problem]:
+    return iter(())
+
+
 @dataclass(frozen=True)
 class RolloutPrice:
     """The functions that price a rollout engine.
@@ -123,10 +127,10 @@ class RolloutPrice:
 
     contents: Callable[[EngineProcess], Iterator[Allocation]]
     libraries: Literal["engine_process", "worker_process"]
-    plan: Callable[[EngineSite], Iterator[Problem]]
-    starts: Callable[[EngineSite, int | None], Iterator[Problem]]
-    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]]
-    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]]
+    plan: Callable[[EngineSite], Iterator[Problem]] = _find_nothing
+    starts: Callable[[EngineSite, int | None], Iterator[Problem]] = _find_nothing
+    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]] = _find_nothing
+    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]] = _find_nothing
 
 
 def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:

@@ -12,8 +12,7 @@ from math import exp
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plimsoll.algorithm.calibration import Calibration
-from plimsoll.algorithm.figures import share_interval
+from plimsoll.algorithm.figures import Calibration, share_interval
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster

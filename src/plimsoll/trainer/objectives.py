@@ -45,9 +45,8 @@ from plimsoll.algorithm.policy_objective import (
     policy_objective,
 )
 from plimsoll.algorithm.preference import in_pairs, preference_objective, reward_objective
-from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.algorithm.sequences import sums
-from plimsoll.algorithm.value_loss import value_loss
+from plimsoll.algorithm.token_losses import process_loss, value_loss
 from plimsoll.config.base import Choice
 from plimsoll.machine.faults import fault_point, fault_value
 from plimsoll.model.distillation import Distilled, Lesson

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from plimsoll.algorithm.choice import correction, policy_loss, preference_loss
 from plimsoll.algorithm.inputs import PairValues, PolicyLossInputs, PreferenceLossInputs, TokenLoss
-from plimsoll.algorithm.kl import KlEstimator, kl
 from plimsoll.algorithm.policy_loss import cispo, clip, dppo_tv, gspo, sapo
 from plimsoll.algorithm.policy_objective import (
     PolicyObjectiveInputs,
     PolicyTerms,
     policy_objective,
 )
-from plimsoll.algorithm.ratios import is_clamped, ratios
+from plimsoll.algorithm.ratios import KlEstimator, is_clamped, kl, ratios
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import built_in_names
 from plimsoll.records import BatchCounts

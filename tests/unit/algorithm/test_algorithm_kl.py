@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.algorithm.kl import KlEstimator, adapt, kl
+from plimsoll.algorithm.ratios import KlEstimator, adapt, kl
 from plimsoll.errors import PlimsollError
 
 torch.set_num_threads(1)

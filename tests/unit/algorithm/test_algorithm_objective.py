@@ -15,7 +15,6 @@ from torch import Tensor
 
 from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, ValueLossInputs
-from plimsoll.algorithm.kl import KlEstimator
 from plimsoll.algorithm.policy_objective import (
     Aggregation,
     PolicyObjectiveInputs,
@@ -23,7 +22,8 @@ from plimsoll.algorithm.policy_objective import (
     aggregate,
     policy_objective,
 )
-from plimsoll.algorithm.value_loss import value_loss
+from plimsoll.algorithm.ratios import KlEstimator
+from plimsoll.algorithm.token_losses import value_loss
 from plimsoll.config.base import Choice
 from plimsoll.records import BatchCounts
 

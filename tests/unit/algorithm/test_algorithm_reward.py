@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm.calibration import calibrate, calibrate_pairs, sigmoid
 from plimsoll.algorithm.choice import reward_loss
+from plimsoll.algorithm.figures import calibrate, calibrate_pairs, sigmoid
 from plimsoll.algorithm.inputs import LossOutput, PairValues, RewardLossInputs
 from plimsoll.algorithm.preference import preference_output, reward_objective
-from plimsoll.algorithm.process_reward import process_loss
+from plimsoll.algorithm.token_losses import process_loss
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import built_in_names
 from plimsoll.errors import ConfigError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plimsoll.algorithm.inputs import ValueLossInputs
-from plimsoll.algorithm.value_loss import value_loss
+from plimsoll.algorithm.token_losses import value_loss
 from plimsoll.records import BatchCounts
 
 torch.set_num_threads(1)

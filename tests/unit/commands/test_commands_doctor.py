@@ -28,7 +28,6 @@ from plimsoll.commands.doctor_machine import (
 )
 from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.versions import COMPILERS, LIBNUMA
@@ -58,7 +57,7 @@ SOUND = Machine(
     cards=(CARD,),
     cards_in_all=1,
     driver_trouble="",
-    memory=HostMemory(512 * GIB, 480 * GIB, None),
+    memory=HostMemory(512 * GIB, 512 * GIB, 480 * GIB),
     cores=64,
     cores_in_all=64,
     bfloat16=True,
@@ -156,13 +155,13 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("gpu 0 bf16", with_card(compute_capability=(7, 0)), "error", "sm_70"),
         (
             "host memory",
-            replace(SOUND, memory=HostMemory(512 * GIB, 9 * GIB, None)),
+            replace(SOUND, memory=HostMemory(512 * GIB, 512 * GIB, 9 * GIB)),
             "warning",
             "Others",
         ),
         (
             "host memory",
-            replace(SOUND, memory=HostMemory(512 * GIB, 480 * GIB, Limit(64 * GIB, GIB))),
+            replace(SOUND, memory=HostMemory(512 * GIB, 64 * GIB, GIB)),
             "warning",
             "of 512.0 GiB",
         ),

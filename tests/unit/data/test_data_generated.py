@@ -99,11 +99,11 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
     ],
 )
 def test_tasks_that_the_library_does_not_take_are_refused(tasks: Any, refusal: str) -> None:
-    from plimsoll.data.generator import rows_at
+    from plimsoll.data.generated import open_generator
 
     options = GenerateConfig(tasks=tasks, size=1, seed=0).options()
     with pytest.raises(ConfigError) as caught:
-        rows_at({"tasks": options, "size": 1, "seed": 0})
+        open_generator({"tasks": options, "size": 1, "seed": 0})
     assert refusal in str(caught.value)
 
 

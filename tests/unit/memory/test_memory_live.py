@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine import host, nvidia
-from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
+from plimsoll.machine.cgroup import core_quota, memory_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import (
     BusyMeter,
@@ -51,7 +53,7 @@ def test_version_2_counts_every_level_and_gives_caches_back(tmp_path: Path) -> N
     )
     write(root / "a/b/c", memory__max="max", memory__current=GIB)
     limit = memory_limit(member(tmp_path, "0::/a/b/c"), root)
-    assert limit == Limit(4 * GIB, free_bytes=1 * GIB)  # of b in all, of a what is left
+    assert limit == (4 * GIB, 1 * GIB)  # of b in all, of a what is left
 
 
 def test_version_1_is_below_its_controller(tmp_path: Path) -> None:
@@ -64,13 +66,13 @@ def test_version_1_is_below_its_controller(tmp_path: Path) -> None:
     )
     write(root / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=9 * GIB)
     groups = member(tmp_path, "5:cpu:/elsewhere", "4:memory:/job", "0::/")
-    assert memory_limit(groups, root) == Limit(2 * GIB, free_bytes=3 * GIB // 2)
+    assert memory_limit(groups, root) == (2 * GIB, 3 * GIB // 2)
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     root = tmp_path / "sys"
     write(root, memory__max=GIB, memory__current=2 * GIB)
-    assert memory_limit(member(tmp_path, "0::/docker/abc"), root) == Limit(GIB, free_bytes=0)
+    assert memory_limit(member(tmp_path, "0::/docker/abc"), root) == (GIB, 0)
 
 
 def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
@@ -97,12 +99,25 @@ def test_the_tightest_quota_of_cores_counts(
         assert usable_cores() == cores
 
 
-def test_the_tighter_of_machine_and_group_counts() -> None:
-    free = HostMemory(100, 60, None)
-    assert (free.capacity_bytes, free.free_bytes) == (100, 60)
-    held = HostMemory(100, 60, Limit(50, 45))
-    assert (held.capacity_bytes, held.free_bytes) == (50, 45)
-    assert HostMemory(100, 10, Limit(50, 45)).free_bytes == 10
+@pytest.mark.parametrize(
+    ("limit", "available", "expected"),
+    [
+        (None, 60, (100, 60)),
+        ((50, 45), 60, (50, 45)),
+        ((50, 45), 10, (50, 10)),
+        ((200, 9), 60, (100, 60)),
+    ],
+)
+def test_the_tighter_of_machine_and_group_counts(
+    limit: tuple[int, int] | None,
+    available: int,
+    expected: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = SimpleNamespace(total=100, available=available)
+    monkeypatch.setattr(host, "memory_limit", lambda: limit)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert live_host() == HostMemory(100, *expected)
 
 
 def test_this_machine_has_memory() -> None:

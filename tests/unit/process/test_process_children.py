@@ -70,9 +70,9 @@ def pool(program: Program) -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.mark.parametrize(("codec", "answer"), [("json", [1]), ("plimsoll.process.pickled", (1,))])
+@pytest.mark.parametrize(("codec", "answer"), [("json", [1]), ("pickle", (1,))])
 def test_a_child_answers_in_its_codec(
-    program: Program, codec: Literal["json", "plimsoll.process.pickled"], answer: object
+    program: Program, codec: Literal["json", "pickle"], answer: object
 ) -> None:
     child = Child(replace(program, codec=codec))
     child.open()
@@ -91,7 +91,7 @@ def test_an_answer_in_json_is_bounded_in_bytes_and_in_values(program: Program) -
     text = '[{"\\,' * 200_000  # in a text nothing is a value
     assert pool.ask(text, 30.0) == ["hello", text]
     pool.close()
-    trusted = Pool(replace(program, codec="plimsoll.process.pickled"), 1)
+    trusted = Pool(replace(program, codec="pickle"), 1)
     assert len(trusted.ask("long", 30.0)) == 9 * 2**20
     assert len(trusted.ask("many", 30.0)) == 200_000
     trusted.close()

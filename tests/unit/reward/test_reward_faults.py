@@ -27,8 +27,13 @@ async def coroutine(given: Any) -> float:
 
 def outcome(in_loop: bool) -> Outcome:
     function = coroutine if in_loop else lambda given: 0.5
-    (only,) = asyncio.run(call_here(partial(function), False, LIMIT)([None]))  # type: ignore[list-item]
-    return only
+
+    async def ask() -> Outcome:
+        call = call_here(partial(function), False, LIMIT)
+        (only,) = await call([None])  # type: ignore[list-item]
+        return only
+
+    return asyncio.run(ask())
 
 
 @pytest.mark.parametrize("in_loop", [False, True])

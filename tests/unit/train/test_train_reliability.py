@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from plimsoll.algorithm.calibration import calibrate_pairs
+from plimsoll.algorithm.figures import calibrate_pairs
 from plimsoll.train.measure import show_calibration
 
 
