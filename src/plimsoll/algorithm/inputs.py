@@ -71,27 +71,6 @@ class CorrectionInputs:
 
 
 @dataclass(frozen=True)
-class ValueLossInputs:
-    """One micro-batch of the value loss; only values_L has a gradient.
-
-    Attributes:
-        values_L: the critic's values now.
-        old_values_L: the critic's values when the step began.
-        returns_L: the targets of the values.
-        counts: the counts of the whole optimizer step, not of this micro-batch.
-    """
-
-    values_L: Tensor
-    old_values_L: Tensor
-    returns_L: Tensor
-    counts: BatchCounts
-
-    def __post_init__(self) -> None:
-        assert self.values_L.ndim == 1
-        assert self.values_L.shape == self.old_values_L.shape == self.returns_L.shape
-
-
-@dataclass(frozen=True)
 class PairValues:
     """A number for each response of P >= 0 pairs, such as its log-prob; both tensors have [P]."""
 

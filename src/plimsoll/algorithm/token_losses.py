@@ -6,12 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from plimsoll.algorithm.inputs import LossOutput, ValueLossInputs, token_mean
+from plimsoll.algorithm.inputs import LossOutput, token_mean
 from plimsoll.records import BatchCounts
 
 
-def value_loss(inputs: ValueLossInputs, clip: float | None) -> LossOutput:
+def value_loss(
+    values_L: Tensor,
+    old_values_L: Tensor,
+    returns_L: Tensor,
+    counts: BatchCounts,
+    clip: float | None,
+) -> LossOutput:
     """Return half the mean over tokens of max((V - R)^2, (V_clipped - R)^2).
+
+    V is the critic's value now, old_values_L has the values when the step began, and R is the
+    return, the target. `counts` are those of the whole optimizer step.
 
     V_clipped stays within `clip` of the old value; without `clip` the result is half the mean
     squared error. The clipping follows the PPO authors' code (openai/baselines, ppo2), not the
@@ -20,19 +29,19 @@ def value_loss(inputs: ValueLossInputs, clip: float | None) -> LossOutput:
     Metrics: `value_mean`; `value_clip_fraction`, the share of tokens whose clipped error is the
     larger; `value_error`, the mean squared error before clipping.
     """
-    error_L = (inputs.values_L - inputs.returns_L).square()
+    error_L = (values_L - returns_L).square()
     worst_L = error_L
     if clip is not None:
-        low_L, high_L = inputs.old_values_L - clip, inputs.old_values_L + clip
-        clipped_L = inputs.values_L.clamp(low_L, high_L)  # exactly the value, within the bounds
-        worst_L = torch.maximum(error_L, (clipped_L - inputs.returns_L).square())
+        low_L, high_L = old_values_L - clip, old_values_L + clip
+        clipped_L = values_L.clamp(low_L, high_L)  # exactly the value, within the bounds
+        worst_L = torch.maximum(error_L, (clipped_L - returns_L).square())
     with torch.no_grad():
         metrics = {
-            "value_mean": token_mean(inputs.values_L, inputs.counts),
-            "value_clip_fraction": token_mean((worst_L > error_L).float(), inputs.counts),
-            "value_error": token_mean(error_L, inputs.counts),
+            "value_mean": token_mean(values_L, counts),
+            "value_clip_fraction": token_mean((worst_L > error_L).float(), counts),
+            "value_error": token_mean(error_L, counts),
         }
-    return LossOutput(loss=0.5 * token_mean(worst_L, inputs.counts), metrics=metrics)
+    return LossOutput(loss=0.5 * token_mean(worst_L, counts), metrics=metrics)
 
 
 def process_loss(scores_L: Tensor, labels_L: Tensor, counts: BatchCounts) -> LossOutput:

@@ -57,9 +57,8 @@ def resolve_choice(
     if ":" in choice.name:
         chosen = adapted(_own_function(choice.name, awaited))
     else:
-        _built_in(choice.name, package, function)
-        module, member = _place(choice.name, package, function)
-        chosen = vars(importlib.import_module(module))[member]
+        module, definition = _built_in(choice.name, package, function)
+        chosen = vars(importlib.import_module(module))[definition.name]
     return bind_options(choice, chosen, package.rpartition(".")[2], arguments)
 
 
@@ -89,18 +88,16 @@ def bind_options(
     return bound
 
 
-def check_choice(choice: Choice, package: str, function: str | None = None) -> None:
+def check_choice(choice: Choice, package: str) -> None:
     """Raise ConfigError, as `resolve_choice` does, for a name, an option or its value.
 
     A file of Plimsoll's is read, not imported: it may need torch, which the caller may lack. So the
     types of its options are those of config/base.py.
     """
-    _checked_options(choice, _signature(choice, package, function))
+    _checked_options(choice, _signature(choice, package))
 
 
-def positional_parameters(
-    choice: Choice, package: str, function: str | None = None
-) -> tuple[str, ...]:
+def positional_parameters(choice: Choice, package: str) -> tuple[str, ...]:
     """Return the names of the positional parameters of the function that `choice` names.
 
     A file of Plimsoll's is read, not imported.
@@ -108,7 +105,7 @@ def positional_parameters(
     Raises:
         ConfigError: the name cannot be used.
     """
-    return _signature(choice, package, function).arguments
+    return _signature(choice, package).arguments
 
 
 @dataclass(frozen=True)
@@ -120,10 +117,10 @@ class _Signature:
     scope: Mapping[str, Any]
 
 
-def _signature(choice: Choice, package: str, function: str | None) -> _Signature:
+def _signature(choice: Choice, package: str) -> _Signature:
     if ":" in choice.name:
         return _signature_of(_own_function(choice.name))
-    return _written_signature(choice.name, package, function)
+    return _written_signature(choice.name, package)
 
 
 def _signature_of(function: Callable[..., Any]) -> _Signature:
@@ -137,8 +134,8 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
 
 
 @functools.cache  # a search for what fits checks the same names hundreds of times
-def _written_signature(name: str, package: str, function: str | None) -> _Signature:
-    parameters = _built_in(name, package, function).args
+def _written_signature(name: str, package: str) -> _Signature:
+    parameters = _built_in(name, package, None)[1].args
     options = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
     return _Signature(
         tuple(argument.arg for argument in [*parameters.posonlyargs, *parameters.args]),
@@ -157,8 +154,8 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
     )
 
 
-def _built_in(name: str, package: str, function: str | None) -> ast.FunctionDef:
-    """Return the syntax tree of the function of Plimsoll's that a name chooses."""
+def _built_in(name: str, package: str, function: str | None) -> tuple[str, ast.FunctionDef]:
+    """Return the module of the function of Plimsoll's that a name chooses, and its syntax tree."""
     known = built_in_names(package, function)
     if name not in known:
         raise ConfigError(
@@ -166,8 +163,8 @@ def _built_in(name: str, package: str, function: str | None) -> ast.FunctionDef:
             f"{', '.join(known)}. A function of your own is chosen as my.module:my_function or "
             f"path/to/file.py:my_function."
         )
-    module, member = _place(name, package, function)
-    return _functions_of(module)[member]
+    module = package if function is None else f"{package}.{name}"
+    return module, _functions_of(module)[function or name]
 
 
 def built_in_names(package: str, function: str | None = None) -> list[str]:
@@ -175,11 +172,6 @@ def built_in_names(package: str, function: str | None = None) -> list[str]:
     if function is None:
         return sorted(name for name in _functions_of(package) if not name.startswith("_"))
     return [file for file in modules_in(package) if function in _functions_of(f"{package}.{file}")]
-
-
-def _place(name: str, package: str, function: str | None) -> tuple[str, str]:
-    """Return the module of the function that a name chooses, and the function's name there."""
-    return (package, name) if function is None else (f"{package}.{name}", function)
 
 
 @functools.cache
@@ -249,8 +241,7 @@ def _hints(name: str, function: _Signature) -> dict[str, Any]:
 
 def _checked_value(choice: str, option: str, value: OptionValue, expected: Any) -> Any:
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(expected)
-        return adapter.validate_python(value, strict=True)
+        return TypeAdapter[Any](expected).validate_python(value, strict=True)
     except ValidationError as error:
         reasons = " or ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
         raise ConfigError(

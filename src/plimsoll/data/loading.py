@@ -55,16 +55,6 @@ def ignore_rows(rows: int) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
-    """Rows that are used, and of which something is told."""
-
-    rows: int
-    """The number of these rows."""
-    first: str
-    """The place of the first of them, as `file:line`."""
-
-
-@dataclass(frozen=True)
 class Loaded(Generic[T]):
     """The items of a source, and what was left out."""
 
@@ -73,10 +63,12 @@ class Loaded(Generic[T]):
     """The rows that cannot be used; empty unless `data.on_bad_row` is `skip`."""
     cut_rows: int
     """The number of rows cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
-    stripped: Told | None = None
-    """The rows of which the chat template leaves out reasoning that would not be learned."""
-    rendered: Told | None = None
-    """The rows whose text has tokens of the chat template: it seems to be rendered already."""
+    stripped: Sequence[str] = ()
+    """The places, as `file:line`, of rows of which the chat template leaves out reasoning that
+    would not be learned."""
+    rendered: Sequence[str] = ()
+    """The places of rows whose text has tokens of the chat template: it seems to be rendered
+    already."""
 
 
 def _keep(pieces: tuple[TextPiece, ...]) -> tuple[TextPiece, ...]:
@@ -173,8 +165,7 @@ def load_rows(
     # Only some rows may have tools, so this column is checked after all rows are read.
     check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
     settle(source.path, read, bad, data.on_bad_row)
-    told = (Told(len(places), places[0]) if places else None for places in (stripped, rendered))
-    return Loaded(tuple(items), tuple(bad), cut, *told)
+    return Loaded(tuple(items), tuple(bad), cut, stripped, rendered)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:

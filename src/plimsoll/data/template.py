@@ -417,13 +417,15 @@ def make_template(
         )
     template = Template(
         tokenizer=tokenizer,
-        jinja=None if plain else _template_text(tokenizer, chat_template),
+        jinja=None if plain else _chat_template(tokenizer, chat_template),
         system=system,
         begin=_begin_token(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
         vocabulary=vocabulary,
         date=date,
     )
+    if template.jinja is not None:
+        check_template(template.jinja)
     _check_system(template)
     return template
 
@@ -461,22 +463,8 @@ def _begin_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return int(bos) if adds_bos else None
 
 
-def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
-    """Return the configured template after a check of its syntax.
-
-    Args:
-        tokenizer: the tokenizer of the model.
-        configured: Jinja, the path of a file with it, or None for the tokenizer's own.
-
-    Raises:
-        ConfigError: there is no template, or it is not valid.
-    """
-    jinja = _chat_template(tokenizer, configured)
-    check_template(jinja)
-    return jinja
-
-
 def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
+    """Return the configured template: Jinja, a file's content, or (None) the tokenizer's own."""
     if configured is not None:
         return _read_template(configured)
     try:

@@ -169,19 +169,18 @@ def build_trajectory(
         for branch, branch_rewards in zip(branches[:-1], rewards, strict=False)
     ]
     parts = (RewardPart(ENVIRONMENT, total),)
+    turns = sum(turn.role == "assistant" for branch in branches for turn in branch.turns)
+    counts: dict[str, float] = {"turns": turns}
+    if len(branches) > 1:
+        counts["branches"] = float(len(branches))
     return branches[-1].trajectory(
         sample_index,
         finish_reason,
         rewards[-1],
         parts,
-        {**_count_turns(branches), **figures},
+        {**counts, **figures},
         tuple(earlier),
     )
-
-
-def _count_turns(branches: Sequence[Conversation]) -> dict[str, float]:
-    turns = sum(turn.role == "assistant" for branch in branches for turn in branch.turns)
-    return {"turns": turns, **({"branches": float(len(branches))} if len(branches) > 1 else {})}
 
 
 @dataclass(frozen=True)

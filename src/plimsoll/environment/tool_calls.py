@@ -94,14 +94,10 @@ def wrong_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _validator(parameters: str) -> Draft202012Validator:
-    return Draft202012Validator(_strict(json.loads(parameters)))
-
-
-def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
-    composed = {"allOf", "anyOf", "oneOf", "$ref"} & parameters.keys()
+    schema: dict[str, Any] = json.loads(parameters)
+    composed = {"allOf", "anyOf", "oneOf", "$ref"} & schema.keys()
     closed = {} if composed else {"additionalProperties": False}
-    strict: dict[str, Any] = _with_null({"properties": {}, **closed, **parameters})
-    return strict
+    return Draft202012Validator(_with_null({"properties": {}, **closed, **schema}))
 
 
 def _with_null(schema: Any) -> Any:

@@ -129,11 +129,6 @@ def find_sandbox() -> FoundSandbox:
     return FoundSandbox(None, f"{purpose} {' '.join(refusals.values()) or why}")
 
 
-def sandbox_trouble() -> str:
-    """Return why the sandbox does not work on this machine, in sentences; "" if it does."""
-    return find_sandbox().trouble
-
-
 def _try(bubblewrap: Bubblewrap) -> str:
     """Return why a bwrap does not work; "" if it does."""
     try:
@@ -151,7 +146,7 @@ def _weakness() -> str:
             "There is no filter of system calls for this kind of processor: a program may hold "
             "memory that belongs to no process, and reach more of the kernel."
         )
-    if not can_watch():
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         weaknesses.append(
             "This kernel does not list the children of a process (CONFIG_PROC_CHILDREN): memory "
             "and number of a program's processes together have no limit without a cgroup."
@@ -161,7 +156,11 @@ def _weakness() -> str:
 
 def _limits() -> str:
     watched = f"watched {LOOKS_A_SECOND} times a second"
-    return f"in a cgroup, {watched}" if makes_cgroups() else watched
+    folder = make_cgroup(2**30, 64)  # only to see whether this process may make one
+    if folder is None:
+        return watched
+    remove_cgroup(folder)
+    return f"in a cgroup, {watched}"
 
 
 def _run(
@@ -306,20 +305,6 @@ def _put_first(pid: int) -> None:
     """
     with suppress(OSError):
         os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
-
-
-def can_watch() -> bool:
-    """Return whether this kernel lists the children of a process."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
-
-
-def makes_cgroups() -> bool:
-    """Return whether this process may make a cgroup for a program."""
-    folder = make_cgroup(2**30, 64)
-    if folder is None:
-        return False
-    remove_cgroup(folder)
-    return True
 
 
 def _is_within(pid: int, folder: Path | None, sums: Sums) -> bool:

@@ -23,8 +23,8 @@ from plimsoll.process.programs import (
     CaseResult,
     ProgramBounds,
     Sandbox,
+    find_sandbox,
     run_program,
-    sandbox_trouble,
 )
 from plimsoll.records import Trajectory
 from plimsoll.reward.answers import ANSWER_TAG, last_within
@@ -144,7 +144,7 @@ def check(reference: object) -> None:
 
 def missing(*, sandbox: Sandbox = "bwrap") -> str:
     """Return why the sandbox does not work on this machine; "" if it works or is not used."""
-    return sandbox_trouble() if sandbox == "bwrap" else ""
+    return find_sandbox().trouble if sandbox == "bwrap" else ""
 
 
 @asks_processes(

@@ -266,20 +266,14 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class ScoredRule:
-    """A rule and its source of values."""
-
-    rule: Rule
-    source: RewardSource
-    moments: RunningMoments | None
-    """Mean and deviation of the values so far, if the rule's values are normalised."""
-
-
-@dataclass(frozen=True)
 class Scorer:
     """Gives trajectories their reward parts: the environment's, then one per rule, in order."""
 
-    rules: tuple[ScoredRule, ...]
+    rules: tuple[Rule, ...]
+    sources: tuple[RewardSource, ...]
+    """The source of each rule's values."""
+    moments: Mapping[str, RunningMoments]
+    """Mean and deviation of the values so far of each normalised reward, by its name."""
     loop: asyncio.AbstractEventLoop
     """The event loop in which all rewards are awaited."""
     held: AsyncExitStack
@@ -325,13 +319,13 @@ class Scorer:
 
     def check_reference(self, reference: object) -> None:
         """Check a reference with every rule; raise the errors of `Rule.check_reference`."""
-        for scored in self.rules:
-            scored.rule.check_reference(reference)
+        for rule in self.rules:
+            rule.check_reference(reference)
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
         """Add the finite values of an optimizer step to the moments of each normalised reward."""
         parts = [part for t in trajectories for part in t.rewards if math.isfinite(part.value)]
-        for name, moments in self._moments().items():
+        for name, moments in self.moments.items():
             moments.add([part.value for part in parts if part.name == name])
 
     def normalize(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -339,37 +333,33 @@ class Scorer:
 
         A value becomes (value - mean) / deviation, both of all values that were observed.
         """
-        moments = self._moments()
 
         def normalize_part(part: RewardPart) -> RewardPart:
-            observed = moments.get(part.name)
+            observed = self.moments.get(part.name)
             return part if observed is None else replace(part, value=observed.normalize(part.value))
 
         return [replace(t, rewards=tuple(map(normalize_part, t.rewards))) for t in trajectories]
 
     def state(self) -> dict[str, MomentsState]:
         """Return the moments of each normalised reward by its name, for `restore`."""
-        return {name: moments.state() for name, moments in self._moments().items()}
+        return {name: moments.state() for name, moments in self.moments.items()}
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Set the moments to the state of an earlier run; rewards not in the state start fresh."""
-        for name, moments in self._moments().items():
+        for name, moments in self.moments.items():
             if name in state:
                 moments.restore(state[name])
-
-    def _moments(self) -> dict[str, RunningMoments]:
-        return {s.rule.name: s.moments for s in self.rules if s.moments is not None}
 
     async def _score(self, trajectories: tuple[Trajectory, ...], on_failure: OnFailure) -> Scored:
         lost: set[int] = set()
         columns = await side_by_side(
-            self._outcomes(scored, trajectories, lost, on_failure) for scored in self.rules
+            self._outcomes(rule, source, trajectories, lost, on_failure)
+            for rule, source in zip(self.rules, self.sources, strict=True)
         )
-        rules = [scored.rule for scored in self.rules]
         whole: list[Trajectory] = []
         failures: list[RewardFailure] = []
         for trajectory, *outcomes in zip(trajectories, *columns, strict=True):
-            pairs = list(zip(rules, outcomes, strict=True))
+            pairs = list(zip(self.rules, outcomes, strict=True))
             parts = [
                 RewardPart(rule.name, rule.adjust(outcome, trajectory), rule.config.weight)
                 for rule, outcome in pairs
@@ -380,14 +370,15 @@ class Scorer:
                 for rule, outcome in pairs
                 if isinstance(outcome, Failed)
             ]
-            if len(parts) == len(rules):
+            if len(parts) == len(self.rules):
                 played = [part for part in trajectory.rewards if part.name == ENVIRONMENT]
                 whole.append(replace(trajectory, rewards=(*played, *parts), transcript=None))
         return Scored(tuple(whole), tuple(failures))
 
     async def _outcomes(
         self,
-        scored: ScoredRule,
+        rule: Rule,
+        source: RewardSource,
         trajectories: Sequence[Trajectory],
         lost: set[int],
         on_failure: OnFailure,
@@ -395,16 +386,16 @@ class Scorer:
         def handle_failure(trajectory: Trajectory, outcome: Failed, tries_left: int) -> None:
             if tries_left == 0:
                 lost.add(trajectory.group)
-            on_failure(_failure(scored.rule, trajectory, outcome, self.source, tries_left))
+            on_failure(_failure(rule, trajectory, outcome, self.source, tries_left))
 
         def accept(trajectory: Trajectory, outcome: Outcome) -> Outcome:
             if not (isinstance(outcome, Failed) and outcome.final):
                 return outcome
             if outcome.number is not None and self.keeps_bad_numbers:
                 return outcome.number
-            raise _failure(scored.rule, trajectory, outcome, self.source).error()
+            raise _failure(rule, trajectory, outcome, self.source).error()
 
-        outcomes = await scored.source.score(trajectories, handle_failure, lost)
+        outcomes = await source.score(trajectories, handle_failure, lost)
         return list(map(accept, trajectories, outcomes))
 
 
@@ -417,21 +408,20 @@ def open_rewards(
     The end of the block closes its event loop, processes and HTTP clients, even after an error.
     Raises ConfigError if a rule or an option cannot be used.
     """
-    rules = [build_rule(name, config) for name, config in rewards.items()]
+    rules = tuple(build_rule(name, config) for name, config in rewards.items())
+    moments = {rule.name: RunningMoments() for rule in rules if rule.config.normalize}
     with event_loop() as loop:
         stack = AsyncExitStack()
         opening = _open(rules, stack)
         try:
-            scored = asyncio.run_coroutine_threadsafe(opening, loop).result()
-            yield Scorer(scored, loop, stack, keeps_bad_numbers=keeps_bad_numbers)
+            sources = asyncio.run_coroutine_threadsafe(opening, loop).result()
+            yield Scorer(rules, sources, moments, loop, stack, keeps_bad_numbers=keeps_bad_numbers)
         finally:
             asyncio.run_coroutine_threadsafe(_close(stack), loop).result()
 
 
-async def _open(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[ScoredRule, ...]:
-    moments = [RunningMoments() if rule.config.normalize else None for rule in rules]
-    sources = [await open_source(rule, stack) for rule in rules]
-    return tuple(map(ScoredRule, rules, sources, moments))
+async def _open(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[RewardSource, ...]:
+    return tuple([await open_source(rule, stack) for rule in rules])
 
 
 async def _close(stack: AsyncExitStack) -> None:

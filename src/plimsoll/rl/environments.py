@@ -130,7 +130,7 @@ def set_up(spec: RunSpec[RlConfig], kinds: EnvironmentKinds, scorer: Scorer) -> 
     }
     config = spec.config
     at_once = episodes_at_once(config.environments, config.rollout, usable_cores())
-    kept = not any(is_of_episodes(s.rule.function) for s in scorer.rules if s.rule.function)
+    kept = not any(is_of_episodes(rule.function) for rule in scorer.rules if rule.function)
     return Environments(players, at_once, kept, asyncio.Semaphore(at_once))
 
 

@@ -74,17 +74,17 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
                 f"cut {plural(result.cut_rows, 'row')} of {key} to data.max_tokens: "
                 f"{data.max_tokens}, as data.over_long: truncate says"
             )
-        if result.stripped is not None:
+        if result.stripped:
             session.progress.note(
                 f"the chat template leaves reasoning of the assistant's earlier turns out of "
-                f"{plural(result.stripped.rows, 'row')} of {key}, the first "
-                f"{result.stripped.first}: those turns are not learned, and "
+                f"{plural(len(result.stripped), 'row')} of {key}, the first "
+                f"{result.stripped[0]}: those turns are not learned, and "
                 f"the model reads them without it"
             )
-        if result.rendered is not None:
+        if result.rendered:
             session.progress.note(
-                f"{plural(result.rendered.rows, 'row')} of {key}, the first "
-                f"{result.rendered.first}, have tokens of the chat template in their text: if "
+                f"{plural(len(result.rendered), 'row')} of {key}, the first "
+                f"{result.rendered[0]}, have tokens of the chat template in their text: if "
                 f"they are rendered already, they are now rendered twice, and data.chat_template: "
                 f"none takes them as they are"
             )

@@ -37,7 +37,6 @@ from plimsoll.algorithm.inputs import (
     RewardLossInputs,
     TokenLoss,
     TokenWeights,
-    ValueLossInputs,
 )
 from plimsoll.algorithm.policy_objective import (
     PolicyObjectiveInputs,
@@ -326,8 +325,7 @@ class ValueObjective:
         """Return the micro-batch's share of the value loss."""
         pack, sent = micro_batch.send_with(vars(micro_batch.stream))
         values_L = engine.forward(pack)
-        inputs = ValueLossInputs(values_L=values_L, **sent, counts=micro_batch.counts)
-        return value_loss(inputs, self.clip)
+        return value_loss(values_L, **sent, counts=micro_batch.counts, clip=self.clip)
 
 
 def score(

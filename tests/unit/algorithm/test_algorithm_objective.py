@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plimsoll.algorithm.choice import correction, policy_loss
-from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, ValueLossInputs
+from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs
 from plimsoll.algorithm.policy_objective import (
     Aggregation,
     PolicyObjectiveInputs,
@@ -302,7 +302,7 @@ def _objective(policy: str, corrected: str | None, aggregation: Aggregation) -> 
 
 def _value(columns_5L: Tensor, cu_loss_tokens: Tensor, counts: BatchCounts) -> LossOutput:
     values_L, old_L, returns_L, *_ = columns_5L
-    return value_loss(ValueLossInputs(values_L, old_L, returns_L, counts), clip=0.2)
+    return value_loss(values_L, old_L, returns_L, counts, clip=0.2)
 
 
 def added(loss: Loss, columns_5L: Tensor, lengths: list[int], cuts: list[int]) -> list[Tensor]:

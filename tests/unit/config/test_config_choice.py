@@ -164,8 +164,8 @@ def test_by_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert resolve(name, times=2) == "texttext"
         choice = Choice(name=name, options={"times": 2.5})
         with pytest.raises(ConfigError, match=r"'times' of '.*mine\.py:score' is 2\.5"):
-            check_choice(choice, "rules", "score")
-    assert positional_parameters(Choice(name="own/mine.py:score"), "rules", "score") == ("text",)
+            check_choice(choice, "many")
+    assert positional_parameters(Choice(name="own/mine.py:score"), "many") == ("text",)
     monkeypatch.chdir(tmp_path / "own")
     assert resolve("mine.py:score") == "text"
     with pytest.raises(ConfigError, match=r"no folder 'own', as seen from '.*own'"):
@@ -196,13 +196,13 @@ def test_a_module_in_this_folder_is_offered_by_its_path(
 
 
 def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
-    (tmp_path / "rules" / "heavy.py").write_text(
+    (tmp_path / "written.py").write_text(
         "import a_module_that_is_not_there\n"
-        "def score(text, *, share: Share, rate: float = 1.0, bound: OverOne | None = None): ..."
+        "def heavy(text, *, share: Share, rate: float = 1.0, bound: OverOne | None = None): ..."
     )
-    check_choice(Choice(name="heavy", options={"share": 0.5, "bound": 2}), "rules", "score")
+    check_choice(Choice(name="heavy", options={"share": 0.5, "bound": 2}), "written")
     with pytest.raises(ConfigError, match=r"needs the option 'share'"):
-        check_choice(Choice(name="heavy"), "rules", "score")
+        check_choice(Choice(name="heavy"), "written")
     wrong: list[tuple[dict[str, OptionValue], str]] = [
         ({"share": 1.5}, r"'share' of 'heavy' is 1.5 .*less than or equal to 1"),
         ({"share": 0.5, "rate": "2"}, r"'rate' of 'heavy' is '2' .*valid number"),
@@ -214,7 +214,7 @@ def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
     ]
     for options, message in wrong:
         with pytest.raises(ConfigError, match=message):
-            check_choice(Choice(name="heavy", options=options), "rules", "score")
+            check_choice(Choice(name="heavy", options=options), "written")
 
 
 @pytest.mark.parametrize("package", FUNCTIONS_OF)

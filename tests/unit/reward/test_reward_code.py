@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.process.programs import find_sandbox, sandbox_trouble
+from plimsoll.process.programs import find_sandbox
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward import code
 from plimsoll.reward.code import cases_of
@@ -22,7 +22,7 @@ from plimsoll.reward.references import check_rewards
 
 STDIN = json.dumps({"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7", "11\n\n"]})
 
-pytestmark = pytest.mark.skipif(bool(sandbox_trouble()), reason=sandbox_trouble())
+pytestmark = pytest.mark.skipif(bool(find_sandbox().trouble), reason=find_sandbox().trouble)
 
 
 def trajectory(response: str, tests: str | None = None, **columns: object) -> Trajectory:
