@@ -33,7 +33,7 @@ from plimsoll.records import (
     Turn,
 )
 from plimsoll.reward.outcome import Failed
-from plimsoll.sampler.protocol import Ask, Request
+from plimsoll.sampler.protocol import Ask, Request, derive_seeds
 
 
 @dataclass(frozen=True)
@@ -206,18 +206,6 @@ class EpisodePolicy:
     seed: int
     """The episode's seed; each turn's seed is made from it."""
 
-    async def sample_turn(
-        self, prompt: Prompt, turn: int, max_tokens: int, stop: Sequence[str]
-    ) -> Trajectory:
-        """Sample turn number `turn` after a prompt; `stop` adds to the run's stop strings."""
-        seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
-        sampling = self.sampling
-        if stop:
-            sampling = sampling.model_copy(update={"stop": (*sampling.stop, *stop)})
-        request = Request((prompt,), 1, sampling, seed, (max_tokens,))
-        [sample] = await self.ask(request, self.episode)
-        return sample
-
 
 def add_figures(sums: dict[str, float], figures: Mapping[str, float]) -> None:
     """Add the figures of a turn to the sums of the episode."""
@@ -321,6 +309,8 @@ class Episode:
     ) -> Trajectory:
         """Sample a turn after these tokens and return it; no branch gets it.
 
+        `stop` adds to the run's stop strings.
+
         Raises CallRefused if the episode is over, or has no turn or room left. In the last two
         cases `reason` is set.
         """
@@ -337,10 +327,14 @@ class Episode:
                 f"environments.{self.rules.name}.max_tokens is {self.max_tokens}."
             )
         self.turns += 1
-        most = self.prompt.max_new_tokens or self.policy.sampling.max_new_tokens
+        policy, sampling = self.policy, self.policy.sampling
+        most = self.prompt.max_new_tokens or sampling.max_new_tokens
         room = min(most, max_tokens or most, self.max_tokens - len(tokens))
         prompt = replace(self.prompt, tokens=np.asarray(tokens, np.int64))
-        sample = await self.policy.sample_turn(prompt, self.turns, room, stop)
+        if stop:
+            sampling = sampling.model_copy(update={"stop": (*sampling.stop, *stop)})
+        [seed] = derive_seeds([policy.seed, self.turns], 1)
+        [sample] = await policy.ask(Request((prompt,), 1, sampling, seed, (room,)), policy.episode)
         add_figures(self.figures, sample.figures)
         return sample
 

@@ -139,16 +139,10 @@ def _essence(message: Mapping[str, Any]) -> tuple[object, ...]:
 
 def reply_to_wire(reply: Reply) -> dict[str, Any]:
     """Return the policy's reply as an assistant message of the OpenAI API."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.message.content}
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
-        for call in reply.tool_calls
-    ]
-    return message | {"tool_calls": calls} if calls else message
+    message = render_message(reply.message)
+    for call in message.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return message
 
 
 _CHARACTERS_PER_TOKEN = 32

@@ -97,8 +97,8 @@ class Request:
         return derive_seeds(self.seed, len(self.prompts))
 
 
-def derive_seeds(seed: int, count: int) -> list[int]:
-    """Return `count` seeds, all different, from one seed."""
+def derive_seeds(seed: int | Sequence[int], count: int) -> list[int]:
+    """Return `count` seeds, all different, from one seed, or from several numbers together."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(count)]
 
 

@@ -44,7 +44,7 @@ BUDGET: dict[str, Size] = {
     "commands": Size(3048, 23, 22),
     "config": Size(1832, 20, 10),
     "data": Size(2479, 16, 19),
-    "environment": Size(1647, 17, 18),
+    "environment": Size(1639, 17, 18),
     "interop": Size(256, 7, 1),
     "jobs": Size(1063, 18, 1),
     "machine": Size(1015, 12, 14),
