@@ -37,9 +37,14 @@ def batch_mean(inputs: AdvantageInputs) -> Advantages:
 
     The reward minus the mean reward of the batch: the simplest baseline without groups.
     """
+    one_group_S = torch.zeros_like(inputs.scores_S)
+    return Advantages(to_tokens(inputs, _above_mean(inputs, one_group_S)))
+
+
+def _above_mean(inputs: AdvantageInputs, group_S: Tensor) -> Tensor:
+    """Return how far each response's reward lies above the mean of its group."""
     scores_S = inputs.scores_S
-    one_group_S = torch.zeros_like(scores_S)
-    return Advantages(to_tokens(inputs, scores_S - group_means(scores_S, one_group_S)))
+    return scores_S - group_means(scores_S, group_S)
 
 
 def remax(inputs: AdvantageInputs, greedy_S: Tensor) -> Advantages:
@@ -61,11 +66,8 @@ def grpo(inputs: AdvantageInputs, group_S: Tensor, *, delta: PositiveFloat = 1e-
     Each token of a response has the response's A. The standard deviation is the one with n - 1.
     Several rewards are summed, then normalised. A group whose rewards are all equal has A = 0.
     """
-    scores_S = inputs.scores_S
-    from_mean_S = scores_S - group_means(scores_S, group_S)
-    return Advantages(
-        to_tokens(inputs, from_mean_S / (group_deviations(scores_S, group_S) + delta))
-    )
+    deviations_S = group_deviations(inputs.scores_S, group_S)
+    return Advantages(to_tokens(inputs, _above_mean(inputs, group_S) / (deviations_S + delta)))
 
 
 def dr_grpo(inputs: AdvantageInputs, group_S: Tensor) -> Advantages:
@@ -76,8 +78,7 @@ def dr_grpo(inputs: AdvantageInputs, group_S: Tensor) -> Advantages:
     The division favours prompts that are nearly always or nearly never solved. Liu et al. 2025,
     https://arxiv.org/abs/2503.20783, section 3.2.
     """
-    scores_S = inputs.scores_S
-    return Advantages(to_tokens(inputs, scores_S - group_means(scores_S, group_S)))
+    return Advantages(to_tokens(inputs, _above_mean(inputs, group_S)))
 
 
 def rloo(inputs: AdvantageInputs, group_S: Tensor, *, whole: bool = False) -> Advantages:
@@ -139,8 +140,7 @@ def reinforce_pp_baseline(inputs: AdvantageInputs, group_S: Tensor) -> Advantage
 
     `sequences.whiten` does the whitening.
     """
-    scores_S = inputs.scores_S
-    return Advantages(whitened(to_tokens(inputs, scores_S - group_means(scores_S, group_S))))
+    return Advantages(whitened(to_tokens(inputs, _above_mean(inputs, group_S))))
 
 
 def gae(
