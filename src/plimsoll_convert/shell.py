@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shlex import quote
 from signal import SIGKILL, SIGXCPU
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
 
 from plimsoll.errors import ConfigError
@@ -32,19 +32,7 @@ _KILLED = (-SIGKILL, 128 + SIGKILL, 128 + SIGXCPU)
 _MEMORY_BYTES, _PROCESSES = 512 * 2**20, 100
 _BYTES = 16 * 2**20
 """The size of the file system that a script may write to."""
-_TOOLS = (
-    "basename",
-    "cat",
-    "cut",
-    "dirname",
-    "head",
-    "mkdir",
-    "readlink",
-    "realpath",
-    "sed",
-    "seq",
-    "tr",
-)
+_TOOLS = "basename cat cut dirname head mkdir readlink realpath sed seq tr"
 """The programs of the sandbox: they make texts of texts, and folders for logs."""
 _PRELUDE = rf"""
 read -r
@@ -177,27 +165,23 @@ def _sandbox(
         *bubblewrap.start("/", _BYTES),
         *("--bind", folder, "/found", "--dir", "/tmp", "--dir", here, "--chdir", here),
         *("--ro-bind", str(script), os.path.abspath(path)),
-        *(word for tool in _TOOLS for word in ("--symlink", f"/usr/bin/{tool}", f"/tools/{tool}")),
+        *(
+            word
+            for tool in _TOOLS.split()
+            for word in ("--symlink", f"/usr/bin/{tool}", f"/tools/{tool}")
+        ),
         *(word for item in variables.items() for word in ("--setenv", *item)),
         "--",
     ]
 
 
-@dataclass(frozen=True)
-class _Bash:
-    """A bash in the sandbox, which is ended if it starts too many processes."""
+class _Sandboxed(Popen[bytes]):
+    """A sandbox that can be held to limits; killing it ends all that runs in it."""
 
-    process: subprocess.Popen[bytes]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    end = Popen.kill
 
     def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def end(self) -> None:
-        self.process.kill()  # and with it all of the sandbox
+        return self.poll() is not None
 
 
 def _bash(words: list[str]) -> tuple[int, str]:
@@ -208,17 +192,12 @@ def _bash(words: list[str]) -> tuple[int, str]:
     Raises:
         ConfigError: bash waits without computing, for longer than a busy machine explains.
     """
-    with subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={"LANG": "C.UTF-8", "PATH": "/tools"},
-    ) as process:
-        hold(_Bash(process), Sums(_MEMORY_BYTES, _PROCESSES), has_folder=False)
+    variables = {"LANG": "C.UTF-8", "PATH": "/tools"}
+    with _Sandboxed(words, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, env=variables) as process:
+        hold(process, Sums(_MEMORY_BYTES, _PROCESSES), has_folder=False)
         try:
             _, said = process.communicate(b"\n", timeout=_MOST_SECONDS)
-        except subprocess.TimeoutExpired as error:
+        except TimeoutExpired as error:
             process.kill()
             raise ConfigError(
                 f"The script has waited for something for {_MOST_SECONDS} s, and nothing comes in "

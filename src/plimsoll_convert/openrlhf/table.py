@@ -5,12 +5,28 @@ Names and defaults are those of `openrlhf/cli/train_*.py` at each release.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
+from plimsoll.config.problems import invalid
+from plimsoll.config.secrets import MASK, is_secret
+from plimsoll.errors import ConfigError
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.openrlhf import FIRST, LAST, Version, parse_version
+from plimsoll_convert.launch import Launch
+from plimsoll_convert.openrlhf import (
+    COMMANDS,
+    FIRST,
+    LAST,
+    RELEASES,
+    TRAINER,
+    Version,
+    format_version,
+    parse_version,
+)
 from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOUNDS,
@@ -21,24 +37,22 @@ from plimsoll_convert.settings import (
     TEXT,
     WHOLE,
     WORDS,
+    Assignment,
     Convert,
+    Options,
+    Setting,
+    Typed,
     ValueReader,
+    join_words,
     one_of,
     or_none,
     positive,
+    read_settings,
+    split_flags,
     unchanged,
 )
 
 Default = Callable[[str, Version], object]
-COMMANDS = {
-    "ppo": "train_ppo_ray",
-    "sft": "train_sft",
-    "rm": "train_rm",
-    "dpo": "train_dpo",
-    "kto": "train_kto",
-    "kd": "train_kd",
-}
-"""Programs by the short names that the flags' table uses for them."""
 _DOTTED = (0, 10, 2)
 """The first version whose flags have dots."""
 _UNTIL = {"kto": (0, 9, 5), "kd": (0, 9, 5)}
@@ -368,3 +382,132 @@ _RUN = (
 )
 
 FLAGS: tuple[VersionedFlag, ...] = (*_MODELS, *_ROWS, *_BATCHES, *_OPTIMIZERS, *_RUN, *_ENGINES, *_ALGORITHM, *_REWARDS, *_ABSENT)
+
+# fmt: on
+
+Versions = tuple[Version, Version]
+"""The first and the last version that have all flags of a command; if no version has all flags, the
+versions that have the most."""
+
+
+def read_options(
+    launch: Launch, version: Version | None, cards: int | None
+) -> tuple[Options, Versions]:
+    """Return the options of a command, and the versions that have its flags.
+
+    Args:
+        launch: The command.
+        version: Version of OpenRLHF; None to find it by the flags.
+        cards: Cards of a machine.
+
+    Raises:
+        ConfigError: Flags that the version has not, each with the nearest names, and values that
+            cannot be read.
+    """
+    command = TRAINER.short_name(launch.program)
+    typed, problems = split_flags(launch.arguments)
+    first, last = _find_versions(command, typed, version)
+    settings = {
+        f"--{name}": _setting(f, command, last) for name, f in _flags(command, last).items()
+    }
+    given: list[Assignment] = []
+    for name, words in typed:
+        flag, possible = _match(command, last, name)
+        if flag is not None:
+            text = join_words(f"--{name}", words)
+            given.append((_setting(flag, command, last), f"--{name}", words, text))
+            continue
+        value = MASK if is_secret(name) else shlex.join(words) or None
+        why, fix = _explain_unknown(command, (first, last), name, possible)
+        problems.append(invalid(f"--{name}", value, why, fix))
+    remedy = "give another value, or leave the flag out"
+    o = read_settings(
+        command,
+        launch,
+        settings,
+        given,
+        remedy,
+        problems,
+        cards=cards,
+        version=last,
+        rl=command == "ppo",
+        pairs=command in ("rm", "dpo"),
+        critic_if="advantage_estimator",
+    )
+    # its parser, too, takes the last of repeated flags in silence
+    return replace(o, remarks=()), (first, last)
+
+
+def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
+    """Return the setting that a flag is in one command and version."""
+    value = flag.default(command, version)
+    default = bool(value) if flag.reader.kind is bool else value
+    rest = (flag.absent, flag.keys, flag.convert)
+    return Setting(flag.id, (command,), flag.reader, default, *rest)
+
+
+@cache
+def _flags(command: str, version: Version) -> Mapping[str, VersionedFlag]:
+    """Return the flags of a command in a version, by name."""
+    return {name: flag for flag in FLAGS if (name := flag.name(command, version))}
+
+
+@cache
+def known_flags(command: str) -> tuple[VersionedFlag, ...]:
+    """Return the flags that a command has in any version, in the table's order."""
+    ids = {flag.id for version in RELEASES for flag in _flags(command, version).values()}
+    return tuple(flag for flag in FLAGS if flag.id in ids)
+
+
+def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | None, list[str]]:
+    """Return the flag of a name or of a unique prefix (else None), and all names that match."""
+    flags = _flags(command, version)
+    if name in flags:
+        return flags[name], [name]
+    begun = sorted(whole for whole in flags if name and whole.startswith(name))
+    return (flags[begun[0]] if len(begun) == 1 else None), begun
+
+
+def _explain_unknown(
+    command: str, versions: Versions, name: str, possible: Sequence[str]
+) -> tuple[str, str]:
+    """Return (reason, remedy) for a name that is no flag."""
+    first, newest = versions
+    flags = _flags(command, newest)
+    close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
+    fix = f"did you mean {' or '.join(f'--{near}' for near in close)}?" if close else "leave it out"
+    if possible:
+        return f"It may be {' or '.join(f'--{whole}' for whole in possible[:4])}.", fix
+    program = COMMANDS[command]
+    exist = [v for v in RELEASES if _match(command, v, name)[0] is not None]
+    if name in REMOVED and (not exist or exist[-1] < newest):
+        since, successor = REMOVED[name]
+        now = next((n for n, flag in flags.items() if flag.id == successor), successor)
+        if not now:
+            return f"It was removed in {since}, and has no successor.", "leave it out"
+        return f"It was removed in {since}; its successor is --{now}.", f"write --{now}"
+    if exist:
+        what = f"{program} has it from {format_version(exist[0])} to {format_version(exist[-1])}"
+        last = format_version(newest)
+        if first == newest:
+            return f"{what}, and this is {last}.", fix
+        return f"{what}, and the other flags are those of {format_version(first)} to {last}.", fix
+    also = [COMMANDS[c] for c in COMMANDS if any(name in _flags(c, v) for v in RELEASES)]
+    releases = f"{format_version(FIRST)} to {format_version(LAST)}"
+    why = f"No {program} of OpenRLHF {releases} has it"
+    return (f"{why}; {' and '.join(also)} has." if also else f"{why}."), fix
+
+
+def _find_versions(command: str, typed: Sequence[Typed], version: Version | None) -> Versions:
+    """Return the versions that have the most of the typed flags; only `version` if it is given."""
+    exist = [v for v in RELEASES if _flags(command, v)]
+    if version is not None:
+        if version not in exist:
+            raise ConfigError(
+                f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}: it is in "
+                f"{format_version(exist[0])} to {format_version(exist[-1])}."
+            )
+        return version, version
+    counts = {v: sum(_match(command, v, name)[0] is not None for name, _ in typed) for v in exist}
+    fitting = [v for v in exist if counts[v] == max(counts.values())]
+    return fitting[0], fitting[-1]

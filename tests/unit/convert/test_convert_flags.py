@@ -12,8 +12,8 @@ from accounts import unread
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch
 from plimsoll_convert.openrlhf import RELEASES, Version, given_version, parse_version
-from plimsoll_convert.openrlhf.convert import convert, known_flags
-from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
+from plimsoll_convert.openrlhf.convert import convert
+from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag, known_flags
 from plimsoll_convert.writer import Converted, differences
 
 Convert = Callable[..., Converted]

@@ -23,7 +23,7 @@ from plimsoll_convert.launch import find_launches
 from plimsoll_convert.settings import settings_of
 from plimsoll_convert.trl import COMMANDS, find_program
 from plimsoll_convert.trl.convert import convert
-from plimsoll_convert.trl.settings import SETTINGS
+from plimsoll_convert.trl.table import SETTINGS
 from plimsoll_convert.writer import Converted, config_text, table_text
 
 Trl = Callable[..., Converted]
@@ -494,7 +494,7 @@ def test_every_name_is_of_one_setting_and_is_read() -> None:
             for name in (setting.name, *setting.older)
         ]
         assert sorted({name for name in names if names.count(name) > 1}) == []
-    assert unread(SETTINGS, "plimsoll_convert.trl", ("settings.py",)) == []
+    assert unread(SETTINGS, "plimsoll_convert.trl", ("table.py",)) == []
 
 
 VALUES = (

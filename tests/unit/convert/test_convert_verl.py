@@ -21,7 +21,7 @@ from plimsoll_convert.launch import find_launches, script_launches
 from plimsoll_convert.settings import settings_of
 from plimsoll_convert.verl import find_program
 from plimsoll_convert.verl.convert import convert
-from plimsoll_convert.verl.settings import SETTINGS
+from plimsoll_convert.verl.table import SETTINGS
 from plimsoll_convert.writer import Converted, config_text
 
 Verl = Callable[..., Converted]
@@ -399,7 +399,7 @@ def test_every_name_is_of_one_setting_and_is_read() -> None:
             for name in (setting.name, *setting.older)
         ]
         assert sorted({name for name in names if names.count(name) > 1}) == []
-    assert unread(SETTINGS, "plimsoll_convert.verl", ("settings.py",)) == []
+    assert unread(SETTINGS, "plimsoll_convert.verl", ("table.py",)) == []
 
 
 VALUES: tuple[str, ...] = (
