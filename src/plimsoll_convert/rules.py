@@ -131,15 +131,15 @@ def adapter_targets(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names or ("all-linear",)
 
 
-def mixture_of(names: Sequence[str], rows: Sequence[Keys], *, weighted: bool) -> Keys:
+def mixture_of(paths: Sequence[str], rows: Sequence[Keys]) -> Keys:
     """Return the only data set, or several by name, with a check if they have no weights.
 
     The other trainer concatenates data sets, but Plimsoll draws equally from each.
     """
-    if len(rows) == 1 or weighted:
-        return one_or_named(names, rows)
+    if len(rows) == 1 or rows[0].get("weight") is not None:
+        return one_or_named(paths, rows)
     why = "sources are concatenated there; here rows are drawn equally from each: give weights "
-    return {**one_or_named(names, rows), "": to_check(f"{why}as their numbers of rows are")}
+    return {**one_or_named(paths, rows), "": to_check(f"{why}as their numbers of rows are")}
 
 
 def with_check(value: Sourced, why: str) -> Sourced:
@@ -170,9 +170,9 @@ def sleep_level(sleeps: bool) -> int:
     return 2 if sleeps else 0
 
 
-def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:
-    """Return the only data set, or a dict of several data sets by name."""
-    return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
+def one_or_named(paths: Iterable[str], rows: Sequence[Keys]) -> Keys:
+    """Return the only data set, or several by the names of their files."""
+    return rows[0] if len(rows) == 1 else dict(zip(source_names(paths), rows, strict=True))
 
 
 def loggers_of(o: Options, names: Iterable[str], id: str, project: str, note: str = "") -> Keys:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.config.secrets import MASK, is_secret
+from plimsoll.errors import ConfigError
 from plimsoll_convert.absences import Absence, RemarkKind
 from plimsoll_convert.launch import Launch
 
@@ -345,9 +346,6 @@ class Options:
         notes: Remarks on words and files of the command.
         cards: Number of cards per machine; None if the user does not say it.
         version: Version of the trainer.
-        rl: Whether the command samples responses and learns from them.
-        pairs: Whether the command learns from pairs.
-        critic_if: The setting that chooses the advantages; with `gae` a critic learns.
         show_default: Takes a setting's name and default; returns a text for messages.
     """
 
@@ -361,15 +359,22 @@ class Options:
     notes: tuple[Remark, ...] = ()
     cards: int | None = None
     version: tuple[int, ...] = ()
-    rl: bool = False
-    pairs: bool = False
-    critic_if: str = ""
     show_default: Callable[[str, object], str] = format_flag
+
+    @property
+    def rl(self) -> bool:
+        """Whether the command samples responses and learns from them."""
+        return self.command in ("ppo", "grpo", "rloo")
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the command learns from pairs."""
+        return self.command in ("rm", "reward", "dpo", "orpo", "cpo")
 
     @property
     def has_critic(self) -> bool:
         """Whether the command trains a critic."""
-        return self.rl and self[self.critic_if] == "gae"
+        return "gae" in (self["advantage_estimator"], self["algorithm.adv_estimator"])
 
     def __getitem__(self, id: str) -> Any:
         """Return the value of a setting, or None if the version has no such setting."""
@@ -389,6 +394,16 @@ class Options:
             self.typed[id] if id in self.typed else self.show_default(self.names[id], self[id])
             for id in ids
         )
+
+    def require(self, holds: object, why: str, *ids: str) -> None:
+        """Raise ConfigError unless the condition holds: the text of these settings, and why."""
+        if not holds:
+            raise ConfigError(f"{self.show(*ids)}: {why}.")
+
+    def require_given(self, id: str, what: str) -> None:
+        """Raise ConfigError if a setting has no value; `what` says what it gives."""
+        if not self[id]:
+            raise ConfigError(f"{self.names[id]} is needed: {what}.")
 
     def trace(self, value: object, *ids: str, note: str = "", check: str = "") -> Sourced:
         """Return a value with its origin: the ids among these that the version has."""

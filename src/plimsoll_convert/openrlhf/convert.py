@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from plimsoll.config.yaml_tree import write_value
@@ -185,10 +185,7 @@ def agents(o: Options) -> Mapping[str, Keys]:
     if not o[flag]:
         return {}
     response = rollout_lengths(o)[1]
-    why = (
-        "it runs as it is, by `reset` and `step` or by `execute`; one that samples otherwise than "
-    )
-    why += "rollout.sampling says is refused in its first episode"
+    why = "it runs as it is, but is refused if it samples otherwise than rollout.sampling says"
     limit = o.first("generate_max_len", "max_new_tokens")
     turns = min(_TURNS, max(1, response // 2))
     agent = {
@@ -254,10 +251,6 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-_WITH_DEFAULTS = ("reward_clip_range", CORRECTION_FLAGS[-1])
-"""Flags that have an effect even if they are not typed."""
-
-
 def convert(launch: Launch, version: Version | None = None, cards: int | None = None) -> Converted:
     """Return a config that has the same meaning as an OpenRLHF command.
 
@@ -288,8 +281,7 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
 
 def _convert(o: Options) -> Converted:
     """Return the config of a command in the version of its options."""
-    if o["pretrain"] is None:
-        raise ConfigError(f"{o.names['pretrain']} is needed: the model to train.")
+    o.require_given("pretrain", "the model to train")
     models = reward_models(o)
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
     averaged = o.trace_if(o["enable_ema"], o["ema_beta"], "ema_beta", "enable_ema")
@@ -311,50 +303,47 @@ def _convert(o: Options) -> Converted:
         "algorithm": algorithm(o),
         "run": sections.run(o),
     }
-    why = {flag: reason for flags, reason in _lacking(o).items() for flag in flags.split()}
-    given = (f for f in why if f in o.typed or (f in _WITH_DEFAULTS and f in o.values))
     run |= {"half": rules.leave_out_halves(o, "param_dtype")}
-    run |= {f"left_out.{flag}": Remark("lacking", flag, why[flag]) for flag in given}
+    in_effect = o.typed.keys() | (o.values.keys() & {"reward_clip_range", _THRESHOLD})
+    for holds, flags, why in _lacking(o) if o.rl else _lacking_of_rows(o):
+        for flag in [f for f in flags.split() if holds and f in in_effect]:
+            run[f"left_out.{flag}"] = Remark("lacking", flag, why)
     about = f"OpenRLHF {format_version(o.version)}, {COMMANDS[o.command]}"
     return write_config(job(o), run, o, about)
 
 
-def _lacking(o: Options) -> dict[str, str]:
-    """Return the reasons why flags are left out, by flag ids (several ids separated by blanks)."""
-    if not o.rl:
-        why = {}
-        if o["margin_loss"] and o["loss"] != "sigmoid":
-            why["margin_loss"] = "OpenRLHF's LogExpLoss leaves margins out; here they count"
-        if o["multiturn"]:
-            why["output_key"] = "a turn of another column is not joined: write it into the messages"
-        if o["eval_dataset"] and "," in o["eval_dataset"]:
-            why["eval_dataset"] = "jobs that learn from data have one held-out set; the first"
-        return why
-    why = {}
-    correction, parts = correction_of(o), scored_parts(o)
-    if estimator(o) in ("gae", "reinforce_pp", "reinforce_pp_baseline"):
-        why["no_advantage_std_norm"] = "advantages are centred and scaled, or neither"
-    if o["policy_loss_type"] == "gspo":
-        why["dual_clip"] = "gspo has no dual clip"
+_Lacking = tuple[object, str, str]
+"""Whether flags are left out, their ids (separated by blanks), and the reason."""
+
+
+def _lacking_of_rows(o: Options) -> Iterator[_Lacking]:
+    margins = o["margin_loss"] and o["loss"] != "sigmoid"
+    yield margins, "margin_loss", "OpenRLHF's LogExpLoss leaves margins out; here they count"
+    why = "a turn of another column is not joined: write it into the messages"
+    yield o["multiturn"], "output_key", why
+    several = "," in (o["eval_dataset"] or "")
+    yield several, "eval_dataset", "jobs that learn from data have one held-out set; the first"
+
+
+def _lacking(o: Options) -> Iterator[_Lacking]:
+    correction, whitens = correction_of(o), ("gae", "reinforce_pp", "reinforce_pp_baseline")
+    why = "advantages are centred and scaled, or neither"
+    yield estimator(o) in whitens, "no_advantage_std_norm", why
+    yield o["policy_loss_type"] == "gspo", "dual_clip", "gspo has no dual clip"
     if reason := why_uncorrected(o):
-        why[" ".join(CORRECTION_FLAGS)] = reason
+        yield True, " ".join(CORRECTION_FLAGS), reason
     elif correction is not None and correction[1] == "clip" and correction[3] > 0:
-        why[CORRECTION_FLAGS[-1]] = (
-            f"weights below {correction[3]:g} are raised to it there; here they stay"
-        )
-    if (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]:
-        why["vllm_generate_batch_size"] = "no more is sampled than is learned"
-    if not (o["agent_func_path"] or o["remote_rm_url"]):
-        why["normalize_reward"] = "scores are as the model gives them: reward_model.weight divides"
-        if sections.shares_critics_cards(o):
-            why["colocate_critic_reward"] = (
-                "reward models are on the actor's ranks, or on ranks of their own "
-                "(cluster.reward_ranks), not on the critic's"
-            )
-    if o["value_head_prefix"] != "score":
-        why["value_head_prefix"] = "a head is saved and read as `score`"
-    if not parts:
-        why["stop_properly_penalty_coef"] = "functions and servers alone have such a factor"
-        if clips_rewards(o):
-            why["reward_clip_range"] = "rewards of models and agents are not clipped"
-    return why
+        why = f"weights below {correction[3]:g} are raised to it there; here they stay"
+        yield True, _THRESHOLD, why
+    more = (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]
+    yield more, "vllm_generate_batch_size", "no more is sampled than is learned"
+    modelled = not (o["agent_func_path"] or o["remote_rm_url"])
+    why = "scores are as the model gives them: reward_model.weight divides"
+    yield modelled, "normalize_reward", why
+    why = "reward models are on the actor's ranks or their own (cluster.reward_ranks)"
+    yield modelled and sections.shares_critics_cards(o), "colocate_critic_reward", why
+    yield o["value_head_prefix"] != "score", "value_head_prefix", "a head is saved as `score`"
+    unscored, why = not scored_parts(o), "functions and servers alone have such a factor"
+    yield unscored, "stop_properly_penalty_coef", why
+    why = "rewards of models and agents are not clipped"
+    yield unscored and clips_rewards(o), "reward_clip_range", why

@@ -105,8 +105,7 @@ def trained_role(o: Options, role: str) -> Keys:
 
 def _gradient_dtype(o: Options) -> Value:
     flag, known = "grad_accum_dtype", rules.HALF + rules.FULL
-    if o[flag] is not None and o[flag] not in known:
-        raise ConfigError(f"{o.show(flag)}: known are {', '.join(known)}.")
+    o.require(o[flag] in (None, *known), f"known are {', '.join(known)}", flag)
     if o["zero_stage"] == 0:
         return None  # gradients of bfloat16 weights are added in bfloat16
     note = "" if o[flag] else "DeepSpeed's default beside bfloat16 weights"
@@ -179,8 +178,7 @@ def teacher(o: Options) -> Keys | None:
     """Return the teacher of `train_kd`; None for other programs."""
     if o.command != "kd":
         return None
-    if o["teacher_model"] is None:
-        raise ConfigError("--teacher_model is needed: the model to distil from.")
+    o.require_given("teacher_model", "the model to distil from")
     role = frozen_role(o, o.take("teacher_model"), "teacher_offload")
     return {**role, "model.quantization": None}
 
@@ -192,11 +190,8 @@ def rollout_lengths(o: Options) -> tuple[int, int]:
     total, response = o["max_len"], o["max_new_tokens"]
     if response is None:
         return total // 2, total - total // 2
-    if response >= total:
-        raise ConfigError(
-            f"{o.show('max_new_tokens')} leaves no room for a prompt in {o.show('max_len')}, "
-            f"which is of both together. Give a larger {o.names['max_len']}."
-        )
+    why = f"no room is left for a prompt. Give a larger {o.names['max_len']}"
+    o.require(response < total, why, "max_new_tokens", "max_len")
     return total - response, response
 
 
@@ -206,8 +201,7 @@ def response_length(o: Options) -> Sourced:
     for flag in ("generate_max_len", "max_new_tokens"):
         if o[flag] is not None:
             return o.trace(response, flag)
-    why = "max_len is of prompt and response together; here each has a limit of its own, half of "
-    why += "it: shift them where prompts are short"
+    why = "max_len is of prompt and response together; here each gets half: shift them as needed"
     return o.trace(response, "max_len", "max_new_tokens", check=why)
 
 
@@ -275,13 +269,12 @@ def data(o: Options) -> Keys:
         }
         for source, weight in zip(sources, shares, strict=True)
     ]
-    names = rules.source_names(path for path, _ in sources)
     longest = o.take("prompt_max_len" if o.rl else "max_len")
     if longest is None:
         note = "max_len less the longest response"
         longest = o.trace(rollout_lengths(o)[0], "max_len", "max_new_tokens", note=note)
     return {
-        "train": rules.mixture_of(names, rows, weighted=shares[0] is not None),
+        "train": rules.mixture_of([path for path, _ in sources], rows),
         "eval": _held_out(o),
         "max_tokens": longest,
         "over_long": Sourced("truncate", note="OpenRLHF cuts what is longer"),
@@ -309,8 +302,7 @@ def _weights(o: Options, sources: int) -> list[Value]:
     if o[flag] is None or sources == 1:
         return [None] * sources
     texts = o[flag].split(",")
-    if len(texts) != sources:
-        raise ConfigError(f"{o.show(flag)} has {len(texts)} numbers for {sources} sources.")
+    o.require(len(texts) == sources, f"{sources} numbers are needed, one a source", flag)
     try:
         return [o.trace(float(text), flag) for text in texts]
     except ValueError as error:
@@ -392,7 +384,7 @@ def _held_out(o: Options) -> Keys | None:
         }
         for source in kept
     ]
-    return rules.one_or_named(rules.source_names(path for path, _ in kept), rows)
+    return rules.one_or_named([path for path, _ in kept], rows)
 
 
 def eval_sampling(o: Options) -> Keys | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from plimsoll.errors import ConfigError
 from plimsoll_convert import rules
@@ -22,7 +22,10 @@ _AGGREGATIONS = {
 """The units of which each loss is a mean."""
 _DELTA = 1e-4
 """The number that TRL adds to a group's standard deviation."""
-_SCALES = {"group": "grpo", "true": "grpo", "none": "dr_grpo", "false": "dr_grpo"}
+_SCALES = {
+    **dict.fromkeys(("group", "true", "True"), "grpo"),
+    **dict.fromkeys(("none", "false", "False", "None"), "dr_grpo"),
+}
 _PAIR_LOSSES = {
     **dict.fromkeys(("sigmoid", "sigmoid_norm"), "dpo"),
     **{name: name for name in ("ipo", "hinge", "robust")},
@@ -59,10 +62,8 @@ def algorithm(o: Options) -> Keys:
         case "dpo":
             return _dpo(o)
         case "cpo":
-            name = o["loss_type"]
-            if name not in ("sigmoid", "simpo"):
-                raise _unsupported(o, "loss_type", "known are sigmoid (CPO) and simpo")
-            simpo, why = name == "simpo", "the labels of cpo and simpo are not smoothed"
+            _require_known(o, "loss_type", ("sigmoid", "simpo"))
+            simpo, why = o["loss_type"] == "simpo", "the labels of cpo and simpo are not smoothed"
             return {
                 "loss.name": o.trace("simpo" if simpo else "cpo", "loss_type"),
                 "loss.options.alpha": o.take_if(not simpo, "cpo_alpha"),
@@ -86,20 +87,18 @@ def algorithm(o: Options) -> Keys:
     return {}
 
 
-def _unsupported(o: Options, id: str, known: str) -> ConfigError:
-    return ConfigError(f"{o.show(id)}: not supported: {known}. Leave it out, or train it with TRL.")
+def _require_known(o: Options, id: str, known: Collection[str]) -> None:
+    o.require(str(o[id]) in known, f"not supported: known are {', '.join(known)}", id)
 
 
 def _grpo(o: Options) -> Keys:
     loss, level = o["loss_type"], "importance_sampling_level"
-    if loss not in _AGGREGATIONS:
-        raise _unsupported(o, "loss_type", f"known are {', '.join(_AGGREGATIONS)}")
-    if loss in ("cispo", "sapo") and o[level] == "sequence":
-        raise ConfigError(f"{o.show(level)} with {o.show('loss_type')}: not supported.")
-    scale, flag = str(o["scale_rewards"]).lower(), "scale_rewards"
-    if scale not in _SCALES:
-        raise _unsupported(o, flag, "rewards are scaled by their group, or not: group or none")
-    name = _SCALES[scale]
+    flag = "scale_rewards"
+    _require_known(o, "loss_type", _AGGREGATIONS)
+    _require_known(o, flag, _SCALES)
+    whole = loss in ("cispo", "sapo") and o[level] == "sequence"
+    o.require(not whole, "not supported together", level, "loss_type")
+    name = _SCALES[str(o[flag])]
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         name, flag = "gdpo", "multi_objective_aggregation"
     constant = _AGGREGATIONS[loss] == "constant"
@@ -192,15 +191,13 @@ def _kl(o: Options) -> Keys | Sourced:
         return o.trace("none", "beta")
     if o.command == "rloo":
         why = "TRL takes the KL of the whole response off its reward, before the others' mean is; "
-        why += "here each token loses the KL from there to the end of its response, after that. "
-        why += "Expected gradients are the same"
+        why += "here each token loses the KL from there to the end. Expected gradients are the same"
         estimator = o.trace("k1", "beta", note="TRL's")
         return {"place": o.trace("reward", "beta", check=why), "estimator": estimator}
     flag, level, why = "use_bias_correction_kl", "importance_sampling_level", ""
     if o[flag] and o[level] == "sequence":
-        why = f"with {o.show(level)} TRL weighs the KL of each token by the ratio of its whole "
-        why += "response, here by the token's own; they are the same without the correction: "
-        why += f"--{flag} false"
+        why = f"with {o.show(level)} TRL weighs a token's KL by the ratio of the whole response, "
+        why += f"here by the token's own; --{flag} false makes them the same"
     return {
         "place": o.trace("loss", "beta"),
         "estimator": o.trace("k3", "beta", note="TRL's"),
@@ -211,21 +208,19 @@ def _kl(o: Options) -> Keys | Sourced:
 def _dpo(o: Options) -> Keys:
     names, weights = list(o["loss_type"]), o["loss_weights"]
     learned = [name for name in names if name != "sft"]
-    if len(learned) != 1 or learned[0] not in _PAIR_LOSSES:
-        known = f"there is one loss of pairs, {', '.join(_PAIR_LOSSES)}, beside which `sft` may "
-        raise _unsupported(o, "loss_type", f"{known}stand")
-    if weights is not None and len(weights) != len(names):
-        text = f"{len(names)} numbers are needed, one a loss"
-        raise ConfigError(f"{o.show('loss_weights')}: {text}.")
-    [name], by_name = learned, dict(zip(names, weights or [1.0] * len(names), strict=True))
-    if by_name[name] <= 0:
-        raise ConfigError(f"{o.show('loss_weights')}: {name} needs a weight over 0.")
+    is_known = len(learned) == 1 and learned[0] in _PAIR_LOSSES
+    why = f"not supported: known is one of {', '.join(_PAIR_LOSSES)}, beside which `sft` may stand"
+    o.require(is_known, why, "loss_type")
+    weights = weights or [1.0] * len(names)
+    why = f"{len(names)} numbers are needed, one a loss"
+    o.require(len(weights) == len(names), why, "loss_weights")
+    [name], by_name = learned, dict(zip(names, weights, strict=True))
+    o.require(by_name[name] > 0, f"{name} needs a weight over 0", "loss_weights")
     weight, normalised = by_name[name], name in ("sigmoid_norm", "ipo")
     check = f"the loss of pairs has weight 1 here, {weight:g} there: the learning rate counts"
     named = o.trace(_PAIR_LOSSES[name], "loss_type", check=check if weight != 1.0 else "")
     note = "TRL divides by the length"
-    smoothing, why = "label_smoothing", f"TRL reads it in {', '.join(_SMOOTHED)} alone, and trains "
-    why += f"{name} without it"
+    smoothing, why = "label_smoothing", f"TRL reads it in {', '.join(_SMOOTHED)} alone"
     keys: dict[str, Keys | Value] = {
         "loss.name": named,
         "loss.options.length_normalised": o.trace_if(normalised, True, "loss_type", note=note),
@@ -243,13 +238,9 @@ def teacher(o: Options) -> Keys | None:
     """Return the teacher of `trl gkd`; None for other commands."""
     if o.command != "gkd":
         return None
-    if o["teacher_model_name_or_path"] is None:
-        raise ConfigError("--teacher_model_name_or_path is needed: the model to distil from.")
-    if o["lmbda"] > 0:
-        raise ConfigError(
-            f"{o.show('lmbda')}: not supported: that share of the responses is sampled from the "
-            "student, and `plimsoll distill` learns on the rows' responses: --lmbda 0 is that."
-        )
+    o.require_given("teacher_model_name_or_path", "the model to distil from")
+    why = "not supported: the student samples that share of the responses, and `plimsoll distill` "
+    o.require(o["lmbda"] <= 0, f"{why}learns on the rows' responses: --lmbda 0 is that", "lmbda")
     return {"zero.stage": frozen_stage(o)}
 
 
@@ -273,8 +264,7 @@ def _weights(o: Options) -> list[float]:
             "Nothing scores the responses. Give --reward_funcs or --reward_model_name_or_path."
         )
     weights = list(o["reward_weights"] or (1.0,) * number)
-    if len(weights) != number:
-        raise ConfigError(f"{o.show('reward_weights')}: one number is needed for each reward.")
+    o.require(len(weights) == number, "one number is needed for each reward", "reward_weights")
     return weights
 
 

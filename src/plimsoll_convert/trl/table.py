@@ -252,8 +252,6 @@ def read_options(launch: Launch, cards: int | None) -> Options:
         "give another value, or leave the flag out",
         notes=tuple(notes),
         cards=cards,
-        rl=command in ("grpo", "rloo"),
-        pairs=command in ("dpo", "reward", "orpo", "cpo"),
     )
 
 

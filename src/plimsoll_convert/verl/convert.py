@@ -15,22 +15,16 @@ from plimsoll_convert.verl.table import OLD_PROGRAM, read_options
 from plimsoll_convert.writer import Converted, write_config
 
 _ESTIMATORS = {
-    "gae": "gae",
-    "grpo": "grpo",
-    "grpo_vectorized": "grpo",
-    "rloo": "rloo",
-    "rloo_vectorized": "rloo",
+    **{name: name for name in ("gae", "grpo", "rloo", "remax", "gdpo")},
+    **{f"{name}_vectorized": name for name in ("grpo", "rloo")},
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-    "remax": "remax",
-    "gdpo": "gdpo",
 }
 _LOSSES = {"vanilla": "clip", **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv")}}
 _AGGREGATIONS = {
     "token-mean": "tokens",
     "seq-mean-token-mean": "sequences",
-    "seq-mean-token-sum": "constant",
-    "seq-mean-token-sum-norm": "constant",
+    **dict.fromkeys(("seq-mean-token-sum", "seq-mean-token-sum-norm"), "constant"),
 }
 _KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _TAKEN_OFF = {
@@ -59,13 +53,9 @@ def _choose(o: Options, id: str, choices: Mapping[str, str]) -> str:
     Raises:
         ConfigError: Plimsoll has no counterpart of the value.
     """
-    name = choices.get(str(o[id]))
-    if name is None:
-        raise ConfigError(
-            f"{o.show(id)}: not supported: known are {', '.join(choices)}. Take one of them, or "
-            "train it with verl."
-        )
-    return name
+    name = str(o[id])
+    o.require(name in choices, f"not supported: known are {', '.join(choices)}", id)
+    return choices[name]
 
 
 def _estimator(o: Options) -> str:
@@ -99,8 +89,7 @@ def algorithm(o: Options) -> Keys:
     name, critic = _estimator(o), o.has_critic
     clip, size = "critic.cliprange_value", "critic.ppo_mini_batch_size"
     scales = name in ("grpo", "gdpo")
-    why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
-    why += "against the sampler's"
+    why = "ratios are of the trainer's own log-probs; algorithm.correction looks at the sampler's"
     delta = o.trace_if(scales, 1e-6, _ESTIMATOR, note="verl's constant")
     return {
         "advantage.name": o.trace(name, _ESTIMATOR, _SCALED),
@@ -192,9 +181,8 @@ def _kl(o: Options) -> Keys | Sourced:
     coefficient, kind, target, horizon = rules.ids_of("algorithm.kl_ctrl", names)
     check, adapts = "", o[kind] == "adaptive"
     if taken_off := _TAKEN_OFF.get(_estimator(o)):
-        check = "verl takes the KL of the whole response off its reward, before "
-        check += f"{taken_off} taken; here each token loses the KL from there to the end of its "
-        check += "response, after that"
+        check = f"verl takes the KL of the whole response off its reward, before {taken_off} "
+        check += "taken; here each token loses, after that, the KL from there to the end"
     return {
         "place": o.trace("reward", reward, check=check),
         "coefficient": o.take(coefficient),
@@ -206,10 +194,9 @@ def _kl(o: Options) -> Keys | Sourced:
 
 
 def _kl_estimator(o: Options, id: str) -> Sourced:
-    name = _KL_TYPES.get(str(o[id]).removesuffix("+"))
-    if name is None:
-        raise ConfigError(f"{o.show(id)}: not supported: known are {', '.join(_KL_TYPES)}.")
-    return o.trace(name, id)
+    name = str(o[id]).removesuffix("+")
+    o.require(name in _KL_TYPES, f"not supported: known are {', '.join(_KL_TYPES)}", id)
+    return o.trace(_KL_TYPES[name], id)
 
 
 def reward_model(o: Options) -> Keys | None:
@@ -217,10 +204,8 @@ def reward_model(o: Options) -> Keys | None:
     flag = "reward.reward_model.model_path"
     if not o.rl or o[_FUNCTION] is not None or not o[_MODELLED]:
         return None
-    if not o[flag]:
-        raise ConfigError(f"{o.show(_MODELLED)} needs {o.names[flag]}=...: the reward model.")
-    why = "a sequence classifier with one label scores; one that answers in words is a `judge` of "
-    why += "`rewards`"
+    o.require_given(flag, "the reward model")
+    why = "it must be a classifier with one label; one that answers in words is a reward `judge`"
     path = o.trace(os.path.expanduser(str(o[flag])), flag, _MODELLED, check=why)
     return {
         "role.model.path": path,
@@ -234,9 +219,8 @@ def rewards(o: Options) -> Mapping[str, Keys]:
     if not o.rl:
         return {}
     manager = "reward.reward_manager.name"
-    if o[manager] not in _MANAGERS:
-        known = ", ".join(_MANAGERS)
-        raise ConfigError(f"{o.show(manager)}: not supported: known are {known}.")
+    known = f"not supported: known are {', '.join(_MANAGERS)}"
+    o.require(o[manager] in _MANAGERS, known, manager)
     parts: dict[str, Keys] = {}
     if o[_FUNCTION] is not None:
         name = "reward.custom_reward_function.name"
@@ -248,8 +232,7 @@ def rewards(o: Options) -> Mapping[str, Keys]:
     elif not o[_MODELLED]:
         # `exact_match` after `####` if all files are GSM8K, else `math_answer`
         note = "verl scores by data_source"
-        why = "verl scores each row by its data_source: of GSM8K what follows ####, of mathematics "
-        why += "what is boxed, of programs their tests (`code` here)"
+        why = "verl scores GSM8K by what follows ####, mathematics by the box, programs by tests"
         graded = all("gsm8k" in path.lower() for path in files(o, "data.train_files"))
         rule = Sourced("exact_match" if graded else "math_answer", note=note, check=why)
         marker = {"options.marker": Sourced("####", note=note)} if graded else {}
@@ -257,8 +240,7 @@ def rewards(o: Options) -> Mapping[str, Keys]:
     buffer = "reward.reward_kwargs.overlong_buffer_cfg"
     on, size, factor = rules.ids_of(buffer, "enable len penalty_factor")
     if o[on]:
-        if o[size] is None:
-            raise ConfigError(f"{o.show(on)} needs {o.names[size]}=...: the buffer's length.")
+        o.require_given(size, "the buffer's length")
         parts["overlong"] = {
             "name": o.trace("overlong", on),
             "options.max_new_tokens": o.take("reward.reward_kwargs.max_resp_len")

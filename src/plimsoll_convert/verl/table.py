@@ -289,8 +289,6 @@ def read_options(launch: Launch, cards: int | None) -> Options:
         remedy,
         notes=tuple(notes),
         cards=cards,
-        rl=command == "ppo",
-        critic_if="algorithm.adv_estimator",
         show_default=lambda name, value: f"{name}={write_value(value)}",
     )
 

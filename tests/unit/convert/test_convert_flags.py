@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from accounts import unread
+from accounts import known_flags, unread
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch
 from plimsoll_convert.openrlhf import RELEASES, Version, given_version, parse_version
 from plimsoll_convert.openrlhf.convert import convert
-from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag, known_flags
+from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
 from plimsoll_convert.writer import Converted, differences
 
 Convert = Callable[..., Converted]
@@ -84,7 +84,8 @@ def test_no_version_has_a_flag_beside_its_newer_spelling() -> None:
 
 def test_defaults_and_names_that_moved() -> None:
     for command, name, values in MOVED:
-        defaults = {v: named(command, v)[name].default(command, parse_version(v)) for v in values}
+        flags = {v: named(command, v)[name] for v in values}
+        defaults = {v: f.setting(command, parse_version(v)).default for v, f in flags.items()}
         assert defaults == values
     for (command, flat), dotted in DOTTED.items():
         assert named(command, "0.10.1")[flat].id == named(command, "0.10.2")[dotted].id

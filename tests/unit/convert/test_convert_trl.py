@@ -318,13 +318,13 @@ def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
     config = trl(f"trl sft --config {file} --learning_rate 3e-5 --num-processes 4")
     assert at(config, "actor.optimizer.learning_rate") == 3e-5
     assert at(config, "data.train") == {
-        "Capybara_1": {
+        "Capybara": {
             "path": "trl-lib/Capybara",
             "split": "train",
             "messages": "messages",
             "weight": 0.7,
         },
-        "rows_2": {"path": "more/rows.jsonl", "messages": "messages", "weight": 0.3},
+        "rows": {"path": "more/rows.jsonl", "messages": "messages", "weight": 0.3},
     }
     assert at(config, "run.loggers") == ("wandb",)
     assert at(config, "actor.adapter.targets") == ("q_proj", "k_proj")
@@ -420,17 +420,17 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
     ("words", "message"),
     [
         ("trl ppo --model_name_or_path m", "TRL 1.16 has no PPO any more"),
-        ("trl sftt --x", "'sftt' is no program of TRL's that is read: sft, dpo"),
+        ("trl sftt --x", "sftt is no program of TRL's"),
         ("accelerate launch examples/scripts/dpo_vlm.py --x", "images cannot be read"),
         ("trl sft --dataset_name d", "--model_name_or_path is needed"),
-        ("trl sft --model_name_or_path m", "--dataset_name .* is needed"),
+        ("trl sft --model_name_or_path m", "--dataset_name is needed"),
         ("trl grpo --model_name_or_path m --dataset_name d", "Nothing scores the responses"),
         (f"trl grpo {BASES['grpo']} --loss_type vespo", "--loss_type vespo: not supported: known"),
-        (f"trl grpo {BASES['grpo']} --scale_rewards batch", "scaled by their group, or not"),
+        (f"trl grpo {BASES['grpo']} --scale_rewards batch", "known are group"),
         (f"trl grpo {BASES['grpo']} --top_entropy_quantile 0.2", "has no such method"),
         (f"trl grpo {BASES['grpo']} --reward_funcs nothing", "TRL has no such function: accuracy"),
-        (f"trl dpo {BASES['dpo']} --loss_type bco_pair", "there is one loss of pairs"),
-        (f"trl gkd {BASES['gkd']} --lmbda 0.5", "sampled from the student"),
+        (f"trl dpo {BASES['dpo']} --loss_type bco_pair", "not supported: known"),
+        (f"trl gkd {BASES['gkd']} --lmbda 0.5", "the student samples"),
         (f"trl sft {BASES['sft']} --optim adafactor", "weights are trained by AdamW"),
         (f"trl sft {BASES['sft']} --lr_scheduler_type polynomial", "no such schedule here"),
         (f"trl sft {BASES['sft']} --max_length x", r"--max_length: x\n      It must be a who"),

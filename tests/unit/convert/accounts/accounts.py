@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.yaml_tree import read_tree, value_at
 from plimsoll.jobs import JOBS
 from plimsoll.resolve.load import load_spec
-from plimsoll_convert.openrlhf.table import VersionedFlag
+from plimsoll_convert.openrlhf import RELEASES
+from plimsoll_convert.openrlhf.table import FLAGS, VersionedFlag
 from plimsoll_convert.settings import Setting
 from plimsoll_convert.writer import Converted, config_text, table_text
 
@@ -50,6 +52,12 @@ def check_loads(converted: Converted, folder: Path) -> None:
     file = folder / "config.yaml"
     file.write_text(check_complete(converted))
     assert load_spec(JOBS[converted.job], str(file)).job.name == converted.job
+
+
+@cache
+def known_flags(command: str) -> tuple[VersionedFlag, ...]:
+    """Return OpenRLHF's flags that a command has in any version, in the table's order."""
+    return tuple(flag for flag in FLAGS if any(flag.name(command, v) for v in RELEASES))
 
 
 def unread(
