@@ -52,16 +52,14 @@ def schedule_of(
         note: How the name was found.
     """
     name = str(o[named] or default)
-    if name not in _SCHEDULES:
-        known = ", ".join(_SCHEDULES)
-        raise ConfigError(f"{o.show(named)}: there is no such schedule here. Known: {known}.")
+    known = ", ".join(_SCHEDULES)
+    o.require(name in _SCHEDULES, f"there is no such schedule here. Known: {known}", named)
     shape = o.trace(_SCHEDULES[name], named, note=note)
     if name == "constant" and not constant_warmup:
         return {"schedule": shape}
     final = None if name.startswith("constant") else final
-    if isinstance(warmup.value, int):
-        return {"schedule": shape, "warmup_steps": warmup, "final_ratio": final}
-    return {"schedule": shape, "warmup_ratio": warmup, "final_ratio": final}
+    unit = "warmup_steps" if isinstance(warmup.value, int) else "warmup_ratio"
+    return {"schedule": shape, unit: warmup, "final_ratio": final}
 
 
 def leave_out_halves(o: Options, id: str) -> Keys | None:

@@ -160,11 +160,6 @@ class Setting:
     older: tuple[str, ...] = ()
     empty: bool = False
 
-    @property
-    def id(self) -> str:
-        """The name by which converters look the setting up."""
-        return self.name
-
     def default_of(self, command: str) -> object:
         """Return the default of a command."""
         return self.defaults.get(command, self.default)
@@ -257,9 +252,8 @@ def read_value(setting: Setting, command: str, words: Sequence[str] | None) -> o
             raise ValueError("It must be a number.")
         return None
     if reader.most is not None and len(words) > reader.most:
-        raise ValueError(
-            f"It takes {reader.most or 'no'} word{'s' * (reader.most != 1)}: quote the value."
-        )
+        most = f"{reader.most or 'no'} word{'s' * (reader.most != 1)}"
+        raise ValueError(f"It takes {most}: quote the value.")
     if reader.kind is bool:
         word = words[0].lower() if words else "true"
         if word not in _TRUE + _FALSE:
@@ -342,8 +336,7 @@ class Options:
         typed: Text of each given setting as it was typed, by id.
         names: Name of each setting in this version, by id.
         settings: All settings, by id.
-        remarks: Remarks on the typed settings.
-        notes: Remarks on words and files of the command.
+        remarks: Remarks on the typed settings, and on words and files of the command.
         cards: Number of cards per machine; None if the user does not say it.
         version: Version of the trainer.
         show_default: Takes a setting's name and default; returns a text for messages.
@@ -356,7 +349,6 @@ class Options:
     names: Mapping[str, str]
     settings: Mapping[str, Setting]
     remarks: tuple[Remark, ...] = ()
-    notes: tuple[Remark, ...] = ()
     cards: int | None = None
     version: tuple[int, ...] = ()
     show_default: Callable[[str, object], str] = format_flag
@@ -474,7 +466,7 @@ def read_settings(
     Raises:
         ConfigError: Values cannot be read, or there are other problems.
     """
-    by_id = {setting.id: setting for setting in settings.values()}
+    by_id = {setting.name: setting for setting in settings.values()}
     values = {id: setting.default_of(command) for id, setting in by_id.items()}
     texts: dict[str, str] = {}
     remarks: list[Remark] = []
@@ -484,14 +476,14 @@ def read_settings(
             remarks.append(given)
             continue
         setting, name, words, text = given
-        if setting.id in texts:
-            remarks.append(Remark("idle", texts[setting.id], f"{name} is the same, and counts"))
-        texts[setting.id] = text
+        if setting.name in texts:
+            remarks.append(Remark("idle", texts[setting.name], f"{name} is the same, and counts"))
+        texts[setting.name] = text
         try:
-            values[setting.id] = read_value(setting, command, words)
+            values[setting.name] = read_value(setting, command, words)
         except ValueError as error:
             shown = MASK if is_secret(name) else " ".join(words or ()) or None
             problems.append(invalid(name, shown, str(error), remedy))
     refuse(problems)
-    names = {setting.id: name for name, setting in settings.items()}
+    names = {setting.name: name for name, setting in settings.items()}
     return Options(command, launch, values, texts, names, by_id, tuple(remarks), **facts)

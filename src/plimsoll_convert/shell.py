@@ -24,6 +24,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import Sums, find_sandbox, hold
 
+_REMEDY = "Give the command itself after `--`."
 _SECONDS = 5
 """CPU time of a script."""
 _MOST_SECONDS = 300
@@ -104,10 +105,7 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
     bubblewrap, bash = find_sandbox().bubblewrap, shutil.which("bash")
     if bubblewrap is None or bash is None:
         why = "there is no bash" if bash is None else find_sandbox().trouble
-        raise ConfigError(
-            f"{path} is a script, which bash runs in a sandbox: {why} Give the command itself "
-            "after `--`."
-        )
+        raise ConfigError(f"{path} is a script, which bash runs in a sandbox: {why} {_REMEDY}")
     text = _BY_PATH.sub(r"\1\2", text.replace("\r\n", "\n"))
     unset = _unset(text, given)
     with TemporaryDirectory() as folder:
@@ -124,10 +122,8 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
         failed = _FAILED.findall(said)
         unknown = [f"line {line}: {why}" for line, why in dict.fromkeys(failed)]
         if code in _KILLED:
-            unknown.append(
-                f"the script was ended after {_SECONDS} s of computing, {_PROCESSES} processes or "
-                f"{_MEMORY_BYTES >> 20} MiB: what comes later in it was not read"
-            )
+            most = f"{_SECONDS} s of computing, {_PROCESSES} processes, {_MEMORY_BYTES >> 20} MiB"
+            unknown.append(f"the script was ended at {most}: what comes later was not read")
         return [*_found(Path(folder, "words").read_bytes(), tuple(unknown))]
 
 
@@ -199,10 +195,8 @@ def _bash(words: list[str]) -> tuple[int, str]:
             _, said = process.communicate(b"\n", timeout=_MOST_SECONDS)
         except TimeoutExpired as error:
             process.kill()
-            raise ConfigError(
-                f"The script has waited for something for {_MOST_SECONDS} s, and nothing comes in "
-                "the sandbox. Give the command itself after `--`."
-            ) from error
+            why = f"The script waits: it has not ended in {_MOST_SECONDS} s in the sandbox."
+            raise ConfigError(f"{why} {_REMEDY}") from error
     return process.returncode, said.decode("utf-8", "replace")
 
 
@@ -211,11 +205,8 @@ def _found(written: bytes, failed: tuple[str, ...]) -> Iterator[Expanded]:
     fields = iter(written.decode("utf-8", "replace").split("\0")[:-1])
     for line in fields:
         words = tuple(word for word in islice(fields, int(next(fields))) if word.strip())
-        kept = _KEPT.findall(" ".join(words))
         unknown = [
-            f"$({command}...): a command, which is not run"
-            if command
-            else f"${name}: {name} is set nowhere before"
-            for command, name in kept
+            f"{kept[0]}: {'a command, which is not run' if kept[1] else 'it is set nowhere before'}"
+            for kept in _KEPT.finditer(" ".join(words))
         ]
         yield Expanded(int(line), words, (*dict.fromkeys(unknown), *failed))

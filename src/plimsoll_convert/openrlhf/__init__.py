@@ -54,10 +54,8 @@ def given_version(text: str) -> Version:
     plain = text.lower().removeprefix("v").partition(".post")[0]
     releases = [v for v in RELEASES if f"{format_version(v)}.".startswith(f"{plain}.")]
     if not releases:
-        raise ConfigError(
-            f"--version {text!r} is no release of OpenRLHF that is read: "
-            f"{format_version(FIRST)} to {format_version(LAST)}. Leave it out: the flags say it."
-        )
+        span = f"{format_version(FIRST)} to {format_version(LAST)}"
+        raise ConfigError(f"--version {text!r} is not read, but {span}. Leave it out.")
     return releases[-1]
 
 

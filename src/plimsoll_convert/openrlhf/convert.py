@@ -147,11 +147,9 @@ def _kl(o: Options) -> Keys | Sourced:
 
 def _offline(o: Options) -> Keys:
     """Return the algorithm of a job that learns from rows, not from sampled responses."""
-    if o.command == "rm":
-        # OpenRLHF takes every name but sigmoid for the other loss
-        return {
-            "loss.name": o.trace("log_sigmoid" if o["loss"] == "sigmoid" else "log_exp", "loss")
-        }
+    if o.command == "rm":  # OpenRLHF takes every name but sigmoid for the other loss
+        name = "log_sigmoid" if o["loss"] == "sigmoid" else "log_exp"
+        return {"loss.name": o.trace(name, "loss")}
     if o.command == "kto":
         given = o.given("desirable_loss_weight", "undesirable_loss_weight")
         return {f"loss.options.{flag.replace('_loss', '')}": o.take(flag) for flag in given}

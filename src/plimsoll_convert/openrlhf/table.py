@@ -411,8 +411,7 @@ def read_options(
         value = MASK if is_secret(name) else shlex.join(words) or None
         why, fix = _explain_unknown(command, (first, last), name, possible)
         problems.append(invalid(f"--{name}", value, why, fix))
-    remedy = "give another value, or leave the flag out"
-    facts = {"cards": cards, "version": last}
+    remedy, facts = "give another value, or leave the flag out", {"cards": cards, "version": last}
     o = read_settings(command, launch, settings, given, remedy, problems, **facts)
     # its parser, too, takes the last of repeated flags in silence
     return replace(o, remarks=()), (first, last)
@@ -467,10 +466,9 @@ def _find_versions(command: str, typed: Sequence[Typed], version: Version | None
     exist = [v for v in RELEASES if _flags(command, v)]
     if version is not None:
         if version not in exist:
-            raise ConfigError(
-                f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}: it is in "
-                f"{format_version(exist[0])} to {format_version(exist[-1])}."
-            )
+            span = f"{format_version(exist[0])} to {format_version(exist[-1])}"
+            what = f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}"
+            raise ConfigError(f"{what}: it is in {span}.")
         return version, version
     counts = {v: sum(_match(command, v, name)[0] is not None for name, _ in typed) for v in exist}
     fitting = [v for v in exist if counts[v] == max(counts.values())]

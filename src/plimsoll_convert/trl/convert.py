@@ -22,10 +22,7 @@ _AGGREGATIONS = {
 """The units of which each loss is a mean."""
 _DELTA = 1e-4
 """The number that TRL adds to a group's standard deviation."""
-_SCALES = {
-    **dict.fromkeys(("group", "true", "True"), "grpo"),
-    **dict.fromkeys(("none", "false", "False", "None"), "dr_grpo"),
-}
+_SCALES = {"group": "grpo", "true": "grpo", "none": "dr_grpo", "false": "dr_grpo"}
 _PAIR_LOSSES = {
     **dict.fromkeys(("sigmoid", "sigmoid_norm"), "dpo"),
     **{name: name for name in ("ipo", "hinge", "robust")},
@@ -93,14 +90,15 @@ def _require_known(o: Options, id: str, known: Collection[str]) -> None:
 
 def _grpo(o: Options) -> Keys:
     loss, level = o["loss_type"], "importance_sampling_level"
-    flag = "scale_rewards"
+    flag, scale = "scale_rewards", str(o["scale_rewards"]).lower()
     _require_known(o, "loss_type", _AGGREGATIONS)
-    _require_known(o, flag, _SCALES)
+    o.require(scale in _SCALES, f"not supported: known are {', '.join(_SCALES)}", flag)
     whole = loss in ("cispo", "sapo") and o[level] == "sequence"
     o.require(not whole, "not supported together", level, "loss_type")
-    name = _SCALES[str(o[flag])]
+    name = _SCALES[scale]
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         name, flag = "gdpo", "multi_objective_aggregation"
+    delta = o.trace_if(name != "dr_grpo", _DELTA, flag, note="TRL's constant")
     constant = _AGGREGATIONS[loss] == "constant"
     low, truncation = "vllm_importance_sampling_clip_min", o["vllm_importance_sampling_mode"]
     cuts = o["use_vllm"] and o[low] and truncation.endswith("truncate")
@@ -108,16 +106,12 @@ def _grpo(o: Options) -> Keys:
     divisor = o.trace(o["max_completion_length"], "max_completion_length", note="TRL's divisor")
     return {
         "advantage.name": o.trace(name, flag),
-        "advantage.options.delta": o.trace_if(
-            name != "dr_grpo", _DELTA, flag, note="TRL's constant"
-        ),
+        "advantage.options.delta": delta,
         "policy_loss": _policy_loss(o, loss),
         "aggregation": o.trace(_AGGREGATIONS[loss], "loss_type", note=note),
         "aggregation_tokens": divisor if constant else None,
         "correction": _correction(o),
-        "small_weights": o.leave_out(
-            "weights that are smaller are left as they are", low, when=cuts
-        ),
+        "small_weights": o.leave_out("smaller weights are left as they are", low, when=cuts),
         "kl": _kl(o),
         "mini_batches": mini_batches(o),
     }
@@ -125,11 +119,9 @@ def _grpo(o: Options) -> Keys:
 
 def _policy_loss(o: Options, loss: str) -> Keys:
     if loss == "cispo":
-        cap = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
-        why = f"without --epsilon_high TRL caps every ratio at {cap:g}; its docs advise 5"
-        check = why if o["epsilon_high"] is None else ""
-        bound = o.trace(cap, "epsilon_high", check=check)
-        return {"name": o.trace("cispo", "loss_type"), "options.cap": bound}
+        why = f"without --epsilon_high TRL caps every ratio at {o['epsilon']:g}; its docs advise 5"
+        cap = o.take("epsilon_high") or o.trace(o["epsilon"], "epsilon_high", check=why)
+        return {"name": o.trace("cispo", "loss_type"), "options.cap": cap}
     if loss == "sapo":
         return {
             "name": o.trace("sapo", "loss_type"),
@@ -260,9 +252,8 @@ def _weights(o: Options) -> list[float]:
     model, functions = o["reward_model_name_or_path"], list(o["reward_funcs"] or ())
     number = len(functions) + (model is not None)
     if number == 0:
-        raise ConfigError(
-            "Nothing scores the responses. Give --reward_funcs or --reward_model_name_or_path."
-        )
+        ways = "--reward_funcs or --reward_model_name_or_path"
+        raise ConfigError(f"Nothing scores the responses. Give {ways}.")
     weights = list(o["reward_weights"] or (1.0,) * number)
     o.require(len(weights) == number, "one number is needed for each reward", "reward_weights")
     return weights
@@ -281,10 +272,8 @@ def rewards(o: Options) -> Mapping[str, Keys]:
             name = ":".join(function.rsplit(".", 1))
             check = "it runs as it is, and gets every column by its own name"
         elif not name:
-            raise ConfigError(
-                f"--reward_funcs {function}: TRL has no such function: {', '.join(_FUNCTIONS)}, or "
-                "a dotted path such as my_module.my_reward."
-            )
+            ways = f"{', '.join(_FUNCTIONS)}, or a dotted path such as my_module.my_reward"
+            raise ConfigError(f"--reward_funcs {function}: TRL has no such function: {ways}.")
         part, note = function.rpartition(".")[2], "of each part here, of their sum there"
         parts[re.sub(r"\W+", "_", part) or "reward"] = {
             "name": o.trace(name, "reward_funcs", check=check),

@@ -80,19 +80,18 @@ def _sharding(o: Options) -> Keys:
     note = "FSDP divides weights, gradients and states" if _is_fsdp(o) else note
     check = "TRL keeps Adam's states in bfloat16, too, without fp32 masters; here both are float32"
     halves = o["dtype"] == "bfloat16" and not o["use_peft"] and not _asks_for_half(o)
-    offloads = o["fsdp_offload_params"] or "offload" in (o["fsdp"] or ())
-    devices = {"optimizer": "offload_optimizer_device", "parameter": "offload_param_device"}
-    on_disks = [id for id in devices.values() if o[id] == "nvme"]
+    devices = ("offload_optimizer_device", "offload_param_device")
+    on_disks = [id for id in devices if o[id] == "nvme"]
+
+    def offload(device: str) -> Value:
+        of_all = o["fsdp_offload_params"] or "offload" in (o["fsdp"] or ())
+        flags = o.given(device, "fsdp_offload_params", "fsdp")
+        return o.trace_if(of_all or o[device] in ("cpu", "nvme"), "cpu", *flags)
+
     return {
         "stage": o.trace(_stage(o), *o.given(*_DIVIDES), note=note),
-        **{
-            f"{states}_offload": o.trace_if(
-                offloads or o[device] in ("cpu", "nvme"),
-                "cpu",
-                *o.given(device, "fsdp_offload_params", "fsdp"),
-            )
-            for states, device in devices.items()
-        },
+        "optimizer_offload": offload(devices[0]),
+        "parameter_offload": offload(devices[1]),
         "state_dtype": rules.to_check(check) if halves else None,
         "disks": o.leave_out("states are kept in host memory, not on disks", *on_disks),
     }
@@ -210,16 +209,12 @@ def rollout(o: Options) -> Keys | None:
     if not o.rl:
         return None
     if not o["use_vllm"]:
-        engine = o.trace({}, "use_vllm")
-        placement = o.trace("shared", "use_vllm")
-        return {"vllm": None, "transformers": engine, "placement": placement}
+        engine, shared = o.trace({}, "use_vllm"), o.trace("shared", "use_vllm")
+        return {"vllm": None, "transformers": engine, "placement": shared}
     if o["vllm_mode"] == "server":
         why = "set rollout.engines and rollout.vllm.tensor_parallel as the server was started"
-        return {
-            "vllm": o.trace({}, "use_vllm"),
-            "placement": o.trace("own", "vllm_mode"),
-            "engines": rules.to_check(why),
-        }
+        engine, apart = o.trace({}, "use_vllm"), o.trace("own", "vllm_mode")
+        return {"vllm": engine, "placement": apart, "engines": rules.to_check(why)}
     flag, number = "vllm_tensor_parallel_size", processes(o)
     note = f"{number} processes / {o[flag]}"
     return {
@@ -451,12 +446,8 @@ def learned_tokens(o: Options) -> Value:
     answers = "response" in read if o["completion_only_loss"] is None else o["completion_only_loss"]
     assistant_only = o["assistant_only_loss"] or answers
     note = "TRL learns the other turns, too, but of prompts and completions"
-    return o.trace(
-        "assistant" if assistant_only else "all",
-        "assistant_only_loss",
-        "completion_only_loss",
-        note="" if assistant_only else note,
-    )
+    name, note = ("assistant", "") if assistant_only else ("all", note)
+    return o.trace(name, "assistant_only_loss", "completion_only_loss", note=note)
 
 
 def run(o: Options) -> Keys:

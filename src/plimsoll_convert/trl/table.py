@@ -20,7 +20,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.launch import Launch
+from plimsoll_convert.launch import Launch, propose
 from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOOL,
@@ -101,17 +101,10 @@ OLD_NAMES = ("vllm_device", "vllm_dtype", "vllm_enable_prefix_caching")
 """Settings that only TRL before 1.0 has (0.14 to 0.16): they tell the version."""
 
 OLD_DEFAULTS: Mapping[str, object] = {
-    "beta": 0.04,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "loss_type": "grpo",
-    "max_completion_length": 256,
-    "max_prompt_length": 512,
-    "temperature": 0.9,
-    "use_bias_correction_kl": False,
-    "vllm_gpu_memory_utilization": 0.9,
-    "vllm_importance_sampling_correction": False,
-    "vllm_mode": "server"
+    "beta": 0.04, "bf16": False, "gradient_checkpointing": False, "loss_type": "grpo",
+    "max_completion_length": 256, "max_prompt_length": 512, "temperature": 0.9,
+    "use_bias_correction_kl": False, "vllm_gpu_memory_utilization": 0.9,
+    "vllm_importance_sampling_correction": False, "vllm_mode": "server",
 }
 """The defaults of GRPOConfig then, where they are other ones now. `top_k` was 50: the ratio of
 policies would be wrong with it.
@@ -244,15 +237,10 @@ def read_options(launch: Launch, cards: int | None) -> Options:
     options = {**dict(_files(given, notes)), **given}
     old = command == "grpo" and any(name in options for name in OLD_NAMES)
     listed = settings_of(SETTINGS, command, OLD_DEFAULTS if old else None)
-    return read_settings(
-        command,
-        launch,
-        {f"--{setting.name}": setting for setting in listed},
-        [_assignment(command, name, words) for name, words in options.items()],
-        "give another value, or leave the flag out",
-        notes=tuple(notes),
-        cards=cards,
-    )
+    settings = {f"--{setting.name}": setting for setting in listed}
+    assignments = [_assignment(command, name, words) for name, words in options.items()]
+    remedy = "give another value, or leave the flag out"
+    return read_settings(command, launch, settings, [*notes, *assignments], remedy, cards=cards)
 
 
 def _assignment(command: str, given: str, words: tuple[str, ...]) -> Assignment | Remark:
@@ -265,15 +253,14 @@ def _assignment(command: str, given: str, words: tuple[str, ...]) -> Assignment 
     switch = known.get(given.removeprefix("no_"))
     if switch is not None and (switch.reader.kind is bool or switch.absent is not None):
         return switch, name, ("false",), text
-    begun = {s.id: s for full, s in known.items() if full.startswith(given or " ")}
+    begun = {s.name: s for full, s in known.items() if full.startswith(given or " ")}
     if len(begun) == 1:
         return next(iter(begun.values())), name, value, text
     why = f"trl {command} of TRL 1.16 has no such setting"
     if others := [c for c in COMMANDS if given in _known(c)]:
         return Remark("unknown", text, f"{why}; trl {' and '.join(others)} has")
     close = difflib.get_close_matches(name, [f"--{full}" for full in known], n=2)
-    near = f"; did you mean {' or '.join(close)}?" if close else ""
-    return Remark("unknown", text, why + near)
+    return Remark("unknown", text, why + propose(close))
 
 
 def _files(given: Mapping[str, tuple[str, ...]], notes: list[Remark]) -> Iterator[Typed]:
@@ -318,7 +305,7 @@ def _mapping(path: str) -> Mapping[str, object]:
 def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
     """Yield the settings in a config of accelerate that can be converted."""
     name = os.path.basename(path).partition(".")[0].removeprefix("deepspeed_")
-    values: dict[str, object] = {}
+    why, values = "", dict[str, object]()
     if Path(path).is_file():
         config = _mapping(path)
         values = {n: config[n] for n in _ACCELERATE if n in config}
@@ -332,9 +319,9 @@ def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
     elif name in _CONFIGS:
         values = dict(_CONFIGS[name])
         why = f"the file is not here: taken as TRL's own {name}.yaml, of 8 processes"
-        notes.append(Remark("check", f"--{flag} {path}", why))
     else:
         why = "the file is not here: its processes, ZeRO stage and offload are not known"
+    if why:
         notes.append(Remark("check", f"--{flag} {path}", why))
     yield from (_as_typed(key, value) for key, value in values.items())
 

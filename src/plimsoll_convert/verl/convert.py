@@ -113,18 +113,14 @@ def _policy_loss(o: Options) -> Keys:
     name = _choose(o, _MODE, _LOSSES)
     both, dual = f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_c"
     bounds = (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
-    low, high = (
-        o.trace(o[bound], bound) if o[bound] is not None else o.trace(o[both], bound, both)
-        for bound in bounds
-    )
+    low, high = (o.take(bound) or o.trace(o[both], bound, both) for bound in bounds)
     why, options = "", dict[str, Value]()
     if name == "sapo":
         flags = {"tau_positive": f"{_ACTOR}.tau_pos", "tau_negative": f"{_ACTOR}.tau_neg"}
         options = {key: o.take(flag) for key, flag in flags.items()}
     elif name == "dppo_tv":  # its thresholds have the names of PPO's clips
-        penalty = Sourced(0.0, note="verl has none")
-        thresholds = {"threshold": high, "threshold_low": low}
-        options = {**thresholds, "cap": o.take(dual), "penalty": penalty}
+        options = {"threshold": high, "threshold_low": low, "cap": o.take(dual)}
+        options["penalty"] = Sourced(0.0, note="verl has none")
         why = "probabilities are compared with the sampler's; verl compares them with those of its "
         why += f"trainer when the step began, unless {_BYPASS}=True"
     else:
@@ -143,9 +139,9 @@ def _correction(o: Options) -> Keys | Sourced:
         level, flags, bounds = "token", (_CAP,), {"high": o.take(_CAP, float)}
     elif level is None:
         return o.trace(None, _WEIGHED)
-    elif level not in ("token", "sequence"):
-        raise ConfigError(f"{o.show(_WEIGHED)}: It must be token, sequence or null.")
     else:
+        is_known = level in ("token", "sequence")
+        o.require(is_known, "It must be token, sequence or null", _WEIGHED)
         try:
             numbers = [float(bound) for bound in str(o[_BOUND]).split("_")]
         except ValueError as error:
@@ -241,10 +237,10 @@ def rewards(o: Options) -> Mapping[str, Keys]:
     on, size, factor = rules.ids_of(buffer, "enable len penalty_factor")
     if o[on]:
         o.require_given(size, "the buffer's length")
+        longest = o.take("reward.reward_kwargs.max_resp_len") or o.take(RESPONSE)
         parts["overlong"] = {
             "name": o.trace("overlong", on),
-            "options.max_new_tokens": o.take("reward.reward_kwargs.max_resp_len")
-            or o.take(RESPONSE),
+            "options.max_new_tokens": longest,
             "options.buffer": o.take(size),
             "options.factor": o.take(factor),
         }

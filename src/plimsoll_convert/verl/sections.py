@@ -94,7 +94,8 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
     policy, states = f"{engine}.offload_policy", f"{engine}.optimizer_offload"
     stage, weights = 3 if o[gathered] else 2, f"{engine}.param_offload"
     note = "FSDP divides weights, gradients and states" if stage == 3 else "weights stay gathered"
-    there = "" if o[policy] else "there they come to the cards for the step"
+    note_offload = "" if o[policy] else "there they come to the cards for the step"
+    offload = o.trace_if(o[policy] or o[states], "cpu", policy, states, note=note_offload)
     why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
     slow = "cluster.rank_sleep: all moves all weights to host memory while engines sample"
     return {
@@ -103,9 +104,7 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
         "adapter": {} if o[f"{model}.lora_rank"] else None,
         "optimizer": _schedule(o, optim),
         "zero.stage": o.trace(stage, gathered, note=note),
-        "zero.optimizer_offload": o.trace_if(
-            o[policy] or o[states], "cpu", policy, states, note=there
-        ),
+        "zero.optimizer_offload": offload,
         "zero.parameter_offload": o.trace_if(o[policy] and stage == 3, "cpu", policy),
         "zero.state_dtype": rules.to_check(f"{why}float32") if full else None,
         "half": rules.leave_out_halves(o, dtype),
@@ -158,11 +157,9 @@ def rollout(o: Options) -> Keys | None:
         return None
     name, width, dtype = rules.ids_of(_ROLLOUT, "name tensor_model_parallel_size dtype")
     if o[name] == "hf":
-        return {
-            "vllm": None,
-            "transformers.max_sequences": o.take(f"{_ROLLOUT}.max_num_seqs"),
-            "placement": Sourced("shared", note="it samples on the ranks' cards"),
-        }
+        most = o.take(f"{_ROLLOUT}.max_num_seqs")
+        here = Sourced("shared", note="it samples on the ranks' cards")
+        return {"vllm": None, "transformers.max_sequences": most, "placement": here}
     cards, across = cards_of(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
     why = f"an engine needs {across} cards, and there are {cards}"
     o.require(across <= cards, why, width, *_CARDS)

@@ -9,6 +9,7 @@ import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from plimsoll.config.base import AUTO
 from plimsoll.config.secrets import MASK, is_secret
@@ -17,7 +18,7 @@ from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.launch import Launch
+from plimsoll_convert.launch import Launch, propose
 from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOOL,
@@ -245,14 +246,9 @@ SETTINGS: tuple[Setting, ...] = (
 
 OLD_PROGRAM = "fsdp_sft_trainer"
 FSDP_SFT: Mapping[str, object] = {
-    "data.prompt_key": "question",
-    "data.response_key": "answer",
-    "data.use_dynamic_bsz": False,
-    "model.enable_gradient_checkpointing": False,
-    "optim.lr": 1e-5,
-    "optim.betas": (0.9, 0.95),
-    "optim.lr_warmup_steps_ratio": 0.1,
-    "optim.lr_scheduler": "cosine"
+    "data.prompt_key": "question", "data.response_key": "answer", "data.use_dynamic_bsz": False,
+    "model.enable_gradient_checkpointing": False, "optim.lr": 1e-5, "optim.betas": (0.9, 0.95),
+    "optim.lr_warmup_steps_ratio": 0.1, "optim.lr_scheduler": "cosine",
 }
 """The defaults of fsdp_sft_trainer that sft_trainer has not (sft_trainer.yaml of 005a83db)."""
 
@@ -281,16 +277,12 @@ def read_options(launch: Launch, cards: int | None) -> Options:
     remedy = "give another value, or leave it out"
     remedy += "; --set gives a variable of the script" if unset else ""
     settings = {setting.name: setting for setting in (*listed, *of_families)}
-    return read_settings(
-        command,
-        launch,
-        settings,
-        given,
-        remedy,
-        notes=tuple(notes),
-        cards=cards,
-        show_default=lambda name, value: f"{name}={write_value(value)}",
-    )
+    facts: dict[str, Any] = {"cards": cards, "show_default": _show}
+    return read_settings(command, launch, settings, [*notes, *given], remedy, **facts)
+
+
+def _show(name: str, value: object) -> str:
+    return f"{name}={write_value(value)}"
 
 
 def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str, str]]:
@@ -326,8 +318,7 @@ def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignme
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     close += [key for key in known if key.rpartition(".")[2] == last]
     near = list(dict.fromkeys(close))[:2] or difflib.get_close_matches(name, known, n=1)
-    why = "no such key is known, of verl 0.9.1 or of those before"
-    why += f"; did you mean {' or '.join(near)}?" if near else ""
+    why = f"no such key is known, of verl 0.9.1 or of those before{propose(near)}"
     return Remark("unknown", join_words("", [text]).strip(), why)
 
 

@@ -227,7 +227,7 @@ NONE = "--critic_num_nodes 0 --critic_num_gpus_per_node 0"
         ("sft", None, "--lr_scheduler polynomial", "--lr_scheduler polynomial: there is no such"),
         ("sft", None, "--grad_accum_dtype int8", "--grad_accum_dtype int8: known are bf16"),
         ("sft", None, "--dataset a,b --dataset_probs 1", "2 numbers are needed"),
-        ("sft", None, "--dataset a,b --dataset_probs 1,x", "a weight is no number"),
+        ("sft", None, "--dataset a,b --dataset_probs 1,x", "--dataset_probs 1,x: could not convert"),
         ("sft", None, "--dataset ''", "--dataset is needed"),
         ("", None, "openrlhf.cli.train_kd --pretrain m --dataset d --output_key o", "--teacher_model is needed"),
         ("", None, "openrlhf.cli.train_sft --dataset d", "--pretrain is needed"),

@@ -51,7 +51,7 @@ BUDGET: dict[str, Size] = {
     "memory": Size(2524, 16, 22),
     "model": Size(2974, 23, 25),
     "page": Size(1374, 11, 10),
-    "plimsoll_convert": Size(3749, 23, 12),
+    "plimsoll_convert": Size(3498, 20, 11),
     "process": Size(1198, 14, 8),
     "resolve": Size(1928, 19, 13),
     "reward": Size(1442, 18, 22),

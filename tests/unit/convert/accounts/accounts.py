@@ -60,15 +60,13 @@ def known_flags(command: str) -> tuple[VersionedFlag, ...]:
     return tuple(flag for flag in FLAGS if any(flag.name(command, v) for v in RELEASES))
 
 
-def unread(
-    settings: Collection[Setting | VersionedFlag], package: str, tables: Sequence[str]
-) -> list[str]:
+def unread(settings: Collection[Setting], package: str, tables: Sequence[str]) -> list[str]:
     """Return the settings with a counterpart that no converter asks for, and the keys that the
     table names for settings and that no job has."""
     folder = Path(import_module(package).__path__[0])
     files = [path for path in folder.glob("*.py") if path.name not in tables]
     text = "\n".join(path.read_text() for path in files)
-    names = {s.id: s.id for s in settings if s.absent is None and not s.keys}
+    names = {s.name: s.name for s in settings if s.absent is None and not s.keys}
     for role in ("actor", "critic"):
         names = {id: name.removeprefix(f"{role}_") for id, name in names.items()}
     keys = [re.split(r"[=[]", key)[0] for s in settings for key in filter(None, s.keys.split("+"))]
