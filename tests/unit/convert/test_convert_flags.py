@@ -11,9 +11,9 @@ from accounts import known_flags, unread
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.openrlhf import LAST, RELEASES, Version, given_version, parse_version
+from plimsoll_convert.openrlhf import COMMANDS, LAST, RELEASES, Version, given_version, parse_version
 from plimsoll_convert.openrlhf.convert import convert
-from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
+from plimsoll_convert.openrlhf.table import FLAGS, REMOVED, VersionedFlag
 from plimsoll_convert.writer import Converted, differences
 
 Convert = Callable[..., Converted]
