@@ -17,7 +17,7 @@ def _doctor(seen: Installed) -> Iterator[Problem]:
 
 RULES = RolloutRules(
     title="the parrot",
-    where=("local",),
+    where=("local", "ray"),
     package="transformers",
     packages=(SPEECH,),
     settings=lambda spec: iter(()),
