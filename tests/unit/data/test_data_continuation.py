@@ -369,13 +369,13 @@ def test_how_calls_end(
         (
             "deepseek-v2",
             [result("four")],
-            "deepseek-v2 leaves out a message of the role `tool`.*'four'",
+            "deepseek-v2 leaves out.*'four'",
         ),
-        ("glm-4", [user("a"), result("4")], "glm-4 leaves out a message of the role `tool`"),
+        ("glm-4", [user("a"), result("4")], "glm-4 leaves out"),
         (
             "glm-4",
             [{"role": "system", "content": "a"}],
-            "glm-4 moves a message of the role `system`",
+            "glm-4 moves",
         ),
     ],
 )

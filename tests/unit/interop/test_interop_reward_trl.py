@@ -166,7 +166,7 @@ def of_environments(environments, **kwargs):
         ("of_all", {"process": True}, None, None),
         ("of_environments", {}, None, "the config has none"),
         ("of_all", {"process": True}, {}, "in the process that plays them"),
-        ("of_environments", {}, {"process": True}, "those of environments.game are in processes"),
+        ("of_environments", {}, {"process": True}, "environments.game are in processes"),
         ("of_all", {}, {"process": True}, None),
         ("of_environments", {}, {}, None),
     ],

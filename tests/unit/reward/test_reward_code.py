@@ -114,7 +114,7 @@ def test_a_program_that_leaves_early_passes_no_check(program: str) -> None:
         ("[]", "there is no test in it"),
         ('{"inputs": ["1"]}', 'the lists "inputs" and "outputs"'),
         ('{"inputs": ["1"], "outputs": []}', "there are 1 inputs and 0 outputs"),
-        ("[[1]]", 'a test of a list is text, or has "input" and "output"'),
+        ("[[1]]", 'has "input" and "output"'),
     ],
 )
 def test_tests_that_cannot_be_read_are_refused(tests: str, why: str) -> None:

@@ -37,8 +37,8 @@ def test_each_figure_is_named_with_its_groups() -> None:
     with pytest.raises(BadNumbers) as refusal:
         check_rewards(trajectories)
     assert refusal.value.figures == [
-        "the reward answer of group 0 (row 10), 2 (row 12)",
-        "the sampler's log-probs of group 3 (row 13)",
+        "answer of group 0 (row 10), 2 (row 12)",
+        "log-probs of group 3 (row 13)",
     ]
 
 
@@ -48,8 +48,8 @@ def test_rewards_of_tokens_and_earlier_branches_count() -> None:
     with pytest.raises(BadNumbers) as refusal:
         check_rewards([placed, branched])
     assert refusal.value.figures == [
-        "the rewards of tokens of group 4 (row 14)",
-        "the sampler's log-probs of group 5 (row 15)",
+        "tokens of group 4 (row 14)",
+        "log-probs of group 5 (row 15)",
     ]
 
 
