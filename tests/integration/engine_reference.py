@@ -239,7 +239,8 @@ def distance(got: Weights, run: PlainRun) -> float:
 
 
 def whole_distance(got: Weights, run: PlainRun) -> float:
-    """As `distance`, of all tensors together: for bfloat16, where single vectors barely move."""
+    """Return the `distance` of all tensors together: for bfloat16, where single vectors barely
+    move."""
     assert got.keys() == run.after.keys()
     wrong = sum(float((got[n] - run.after[n]).square().sum()) for n in got)
     way = sum(float((run.after[n] - run.before[n]).square().sum()) for n in got)

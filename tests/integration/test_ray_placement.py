@@ -39,8 +39,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[None]:
-    """Of four cards each, and one without; started by someone who wants of Ray what other programs
-    want."""
+    """Start three nodes of four cards each and one without, with a user's own settings of Ray."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
         patch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")

@@ -210,7 +210,7 @@ def test_a_run_that_fails_after_a_copy_keeps_it(
 def test_files_that_only_ranks_see_are_no_checkpoint(
     flags: tuple[str, ...], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on nodes that have disks of their own."""
+    """Nodes with disks of their own leave such files."""
 
     def write(files: Iterable[CheckpointFile], directory: Path) -> tuple[SavedFile, ...]:
         written = checkpoint.write_files(files, directory)

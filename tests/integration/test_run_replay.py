@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {key: value for key, value in PPO.items() if key != "ru
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a run that was recorded."""
+    """A directory with a recorded run."""
     home = tmp_path_factory.mktemp("replay")
     write_task(home)
     write_config(home, "config", CONFIG)

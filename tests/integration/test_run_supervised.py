@@ -110,7 +110,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 def test_a_run_that_is_killed_each_time_ends_as_it_did(
     home: Path, webhook: tuple[str, list[str]]
 ) -> None:
-    """And its webhook is told by the command, as the process cannot."""
+    """The command calls the webhook, as the process cannot."""
     url, texts = webhook
     told = {"KILLED_AT": "*/checkpoints/.step-000004.partial-*", "KILLED_AT_DONE": "/proc/none"}
     words = ("sft", "sft.yaml", "--run.directory", "hopeless", "--run.restarts", "1")

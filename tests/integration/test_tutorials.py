@@ -121,7 +121,7 @@ def ranges_of(name: str) -> list[tuple[float, float]]:
 
 
 def percent_of(directory: Path, which: int) -> float:
-    """Of right answers."""
+    """Return the percentage of right answers."""
     evaluation = directory / "eval.json"
     if evaluation.exists():
         return 100 * float(json.loads(evaluation.read_text())["correct"])
@@ -142,7 +142,7 @@ def test_every_figure_of_a_tutorial_is_a_range_that_is_measured(page: Path) -> N
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("instructions", ["ALL", "AVX2"])
 def test_figures_of_tutorials_are_in_their_ranges(instructions: str, tmp_path: Path) -> None:
-    """With the CPU's instructions for bfloat16, where it has them, and without them."""
+    """The tutorials run with and without the CPU's instructions for bfloat16."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
     shutil.copytree(PROJECT / "examples" / "calculator", tmp_path / "examples" / "calculator")
 

@@ -38,7 +38,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_the_process_that_starts_the_runs_never_loads_torch() -> None:
-    """So it holds nothing on the card beside them."""
+    """It must hold nothing on the card beside the runs."""
     program = "import sys, on_card; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=BENCHMARKS, check=False)
     assert done.returncode == 0

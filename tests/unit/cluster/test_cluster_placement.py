@@ -47,7 +47,8 @@ def test_nodes_of_reward_models_come_before_those_of_the_engines() -> None:
 
 
 def test_groups_ask_for_cards_one_after_the_other() -> None:
-    """So that engines take no card of a node that ranks would fill. An engine's cards are one."""
+    """In this order engines take no card of a node that ranks would fill. An engine's cards are
+    one."""
     asked = reservations(ClusterConfig(), CLAIMS)
     assert [r.bundles for r in asked] == [(1, 1, 1, 1), (1, 1), (2, 2, 2)]
     assert [r.seats for r in asked] == [((0, 1, 2, 3),), ((0, 1),), ((0, 1, 2),)]
@@ -97,7 +98,7 @@ def test_what_finds_room_is_no_more_than_there_is(
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
-    """As Ray 2.60 gave 24 cards of three nodes to as many ranks."""
+    """The places are those that Ray 2.60 gave to 24 ranks on three nodes."""
     given = "ABBBBBBBBAAACAAAACCCCCCC"
     order = order_by_node(list(given))
     assert "".join(given[i] for i in order) == 8 * "A" + 8 * "B" + 8 * "C"

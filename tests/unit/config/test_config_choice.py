@@ -208,7 +208,7 @@ def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", FUNCTIONS_OF)
 def test_files_of_plimsoll_are_read_as_they_are_imported(package: str) -> None:
-    """So the types of their options must be found in config/base.py."""
+    """The types of their options must be found in config/base.py."""
     where = f"{PACKAGE}.{package}"
     function = FUNCTIONS_OF[package][0]
     for file in pkgutil.iter_modules(importlib.import_module(where).__path__):

@@ -165,7 +165,7 @@ def test_gradients_add_up_in_what_the_engine_can(stage: int, dtype: str, gradien
 def test_a_gpu_without_the_drivers_tools_is_not_planned_as_a_cpu(
     tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container without the driver's tools."""
+    """A container may lack the driver's tools."""
     tell_cards()
     decisions._cards_here.cache_clear()
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))

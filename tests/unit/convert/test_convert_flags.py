@@ -80,7 +80,7 @@ def test_every_version_has_as_many_flags_as_its_parsers() -> None:
 
 
 def test_no_version_has_a_flag_beside_its_newer_spelling() -> None:
-    """Whose default would count in place of the flag that was given."""
+    """The default of the newer spelling would count in place of the flag that was given."""
     flags = {flag.id: flag for flag in FLAGS}
     for names in RENAMED:
         old, new = (

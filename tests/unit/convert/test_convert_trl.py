@@ -386,7 +386,7 @@ def test_columns_of_a_file_here(trl: Trl, tmp_path: Path) -> None:
 
 
 def test_of_prompts_and_completions_completions_are_learned(trl: Trl, tmp_path: Path) -> None:
-    """As TRL does without the flag; so is the default here."""
+    """TRL does so without the flag; so it is the default here."""
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": [USER], "completion": [SAID]}) + "\n")
     words = f"trl sft {BASES['sft']} --dataset_name {file}"

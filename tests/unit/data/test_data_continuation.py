@@ -270,7 +270,7 @@ def test_white_space_before_the_end_is_not_written_behind_it(tokenizer: Tokenize
 
 
 def test_an_end_that_only_the_last_turn_has(tokenizer: Tokenizer) -> None:
-    """With gpt-oss, sampling stops at another token than the template writes in earlier turns."""
+    """gpt-oss stops at another token than its template writes in earlier turns."""
     template = make_template(
         tokenizer,
         "{% for m in messages %}<|im_start|>{{ m.content }}"

@@ -131,7 +131,7 @@ def test_what_is_no_list_is_for_others_to_refuse() -> None:
 
 @pytest.mark.parametrize("is_text", [True, False])
 def test_without_environments_they_are_given_what_the_rows_hold(is_text: bool) -> None:
-    """As by TRL: texts of a column of texts, conversations of a column of messages."""
+    """TRL gives texts of a column of texts, and conversations of a column of messages."""
     seen: dict[str, Any] = {}
 
     def reward(completions: Any, prompts: Any, **kwargs: Any) -> list[float]:

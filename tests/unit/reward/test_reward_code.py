@@ -73,7 +73,8 @@ def test_the_share_of_cases_that_pass() -> None:
 def test_the_forms_of_tests_of_functions(
     tests: object, options: dict[str, Any], columns: dict[str, object]
 ) -> None:
-    """As a column, and as JSON text of the reference; as a function, and as LeetCode's class."""
+    """Tests come as a column, as JSON text of the reference, as a function, and as LeetCode's
+    class."""
     for program in (
         "def add(a, b): return a + b",
         "class Solution:\n    def add(self, a, b): return a + b\nadd = Solution().add",

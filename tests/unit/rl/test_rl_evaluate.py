@@ -96,7 +96,7 @@ def scored(trajectory: Trajectory) -> Trajectory:
 
 
 def asked(*texts: str, source: str = "") -> list[Prompt]:
-    """Of each the words are the answers that will be given; one of `1` is right."""
+    """Return prompts whose words are the answers that will be given; `1` is right."""
     words = [" ".join(f"####{word}" for word in text.split()) for text in texts]
     return [
         Prompt(i, np.array([ord(source[:1] or " "), i]), text, source=source)
@@ -204,7 +204,7 @@ def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(n: int, data: st.
 
 
 def test_pass_at_k_by_hand() -> None:
-    """Of 4 responses 1 passes: 1 - C(3,2)/C(4,2) = 1 - 3/6."""
+    """1 of 4 responses passes: 1 - C(3,2)/C(4,2) = 1 - 3/6."""
     assert (pass_at_k(4, 1, 2), pass_at_k(4, 1, 1), pass_at_k(4, 1, 4)) == (0.5, 0.25, 1.0)
     assert (pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)) == (0.0, 1.0)
     assert pass_at_k(10, 3, 5) == pytest.approx(1 - 21 / 252)

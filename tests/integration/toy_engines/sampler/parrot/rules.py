@@ -1,4 +1,4 @@
-"""What the engine asks of a run."""
+"""The engine's requirements on a run."""
 
 from __future__ import annotations
 
