@@ -229,7 +229,7 @@ def saved_weights(directory: Path) -> Weights:
 
 
 def distance(got: Weights, run: PlainRun) -> float:
-    """How far the trained weights are from the reference's, as a share of the way that the
+    """Return how far the trained weights are from the reference's, as a share of the way that the
     reference went: |got - after| / |after - before|, of the worst tensor.
     """
     assert got.keys() == run.after.keys()

@@ -75,7 +75,7 @@ def go(home: Path, directory: str, *words: str) -> Outcome:
 
 
 def checkpoints(run: Path) -> dict[str, dict[str, Any]]:
-    """What each holds, by file; of tensors their checksums."""
+    """Return what each checkpoint holds, by file; the checksums of tensors."""
     contents: dict[str, dict[str, Any]] = {}
     for path in (run / "checkpoints").iterdir():
         assert find_damage(path) == ""

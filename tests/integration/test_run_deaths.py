@@ -149,7 +149,7 @@ def wait_for_phase(command: Command, home: Path, phase: Phase) -> None:
 
 
 def stacks(told: str) -> dict[int, str]:
-    """What a message's logs hold, by the ids of the processes."""
+    """Return what a message's logs hold, by the ids of the processes."""
     found = re.findall(r"\(pid (\d+) on node [\d.]+\): (\S+\.err)", told)
     return {int(pid): Path(log).read_text() for pid, log in found}
 

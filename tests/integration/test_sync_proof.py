@@ -194,7 +194,7 @@ def test_a_packed_head_that_stays_old_is_found_before_the_first_step(state: Pair
 
 
 def packs_heads(forgetful: Pair) -> bool:
-    """Whether the engine keeps a packed head, as vLLM does on CPUs with AVX-512."""
+    """Return whether the engine keeps a packed head, as vLLM does on CPUs with AVX-512."""
     [table] = [r for r in forgetful.rehearsals() if "embed" in "".join(r.scaled.layers)]
     forgetful.transfer(BUCKET, 0, table)
     expected = forgetful.trainer_log_probs(PROBE, Disturbance(scaled=table.scaled))

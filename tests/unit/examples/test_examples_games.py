@@ -18,7 +18,7 @@ Rows = Callable[[str], list[dict[str, Any]]]
 
 
 def script(path: str) -> SimpleNamespace:
-    """What a file of the examples has."""
+    """Return what a file of the examples has."""
     return SimpleNamespace(**runpy.run_path(str(EXAMPLES / path)))
 
 

@@ -92,7 +92,7 @@ def code_lines(text: str, tree: ast.Module) -> int:
 
 
 def is_text_alone(node: ast.AST) -> bool:
-    """Whether it is a docstring, of a module, class, function or attribute."""
+    """Return whether it is a docstring, of a module, class, function or attribute."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -152,7 +152,7 @@ def varlen_by_definition(
     window_size: tuple[int, int],
     enable_gqa: bool = True,
 ) -> Tensor:
-    """What flash attention's documentation says of `flash_attn_varlen_func`, written out."""
+    """Return what flash attention's documentation says of `flash_attn_varlen_func`, written out."""
     assert (int(cu_queries.diff().max()), int(cu_keys.diff().max())) == (most_queries, most_keys)
     left, right = window_size
     outputs = []

@@ -107,7 +107,7 @@ def asked(*texts: str, source: str = "") -> list[Prompt]:
 def figures(
     spec: RunSpec[RlConfig], cluster: PlainCluster | None = None, **sets: list[Prompt]
 ) -> dict[str, float]:
-    """What an evaluation tells, all of which was told beforehand."""
+    """Return the figures of an evaluation whose answers are given beforehand."""
     held_out = {
         "data.eval" if name == "single" else f"data.eval.{name}": own for name, own in sets.items()
     }
