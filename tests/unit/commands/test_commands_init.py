@@ -195,7 +195,7 @@ def test_comments_describe_the_chosen_values() -> None:
     assert said("actor.optimizer.kind", "adamw") == ()  # its text is about the other
     assert said("actor.zero.optimizer_offload", "none") == ()
     assert said("actor.optimizer.kind", "adamw_8bit")[0].endswith("Dettmers et al. 2021)")
-    assert said("run.steps", "200")[-1] == "Steps of the run"
+    assert said("run.steps", "200")[-1].startswith("Steps of the run: rollout")
     assert said("run.steps", "200", samples=False)[-1] == "Steps of the run: optimizer steps"
     assert said("data.max_tokens", "9")[-1] == "The longest prompt, in tokens"
     assert said("data.max_tokens", "9", samples=False)[-1] == "The longest sequence, in tokens"

@@ -284,7 +284,7 @@ def test_a_prompt_that_ends_with_the_assistants_turn_is_continued(
     prompt = load_prompts(data, source(data), plain).items[0]
     assert tokenizer.decode(prompt.tokens) == USER["content"] + start
     [bad] = load_prompts(data, source(data), template, environments=["game"]).bad_rows
-    assert bad.problem == "ends with the assistant's turn"
+    assert bad.problem.startswith("ends with the assistant's turn")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_changed_settings_are_listed_by_their_keys() -> None:
         "run.steps: 6 -> 8",
         "data.train.path: a.jsonl -> b.jsonl",
         'data.system: "x\\ny" -> "x\\nz"',
-        "targets: [q_proj, v_proj] -> [q_proj]",
+        "actor.adapter.targets: [q_proj, v_proj] -> [q_proj]",
         "actor.ema.decay: 0.9 -> not given",
     ]
     assert changed_settings(OLD, sft("--run.resume=auto", "--run.edited_rows=accept")) == []
