@@ -73,11 +73,9 @@ def _convert_from(system: str, words: list[str]) -> None:
     if planned and options.cluster is None:
         needed, here = cards_of_machine(converted), len(find_machine().cards)
         if here < needed:
-            raise ConfigError(
-                f"A plan needs --cluster here: the command takes {plural(needed, 'card')} of each "
-                f"machine, and this machine has {here or 'none'}. Give the cards of the command's "
-                f"machines, such as --cluster {needed}xA100-80GB."
-            )
+            takes = f"the command takes {plural(needed, 'card')} of each machine"
+            why = f"A plan needs --cluster: {takes}, and here are {here or 'none'}"
+            raise ConfigError(f"{why}. Give them, such as --cluster {needed}xA100-80GB.")
     text = config_text(converted)
     job, out = converted.job, options.out
     if out is not None:
@@ -99,18 +97,12 @@ def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Lau
     script: str | None = options.script
     from plimsoll_convert.launch import find_launches, script_launches
 
-    if script is not None and command:
-        raise ConfigError("A script and a command are given. Give one of them.")
-    if script is None and not command:
-        raise ConfigError(
-            f"Neither a script nor a command is given. Write `plimsoll {trainer.command} "
-            f"SCRIPT.sh`, or `plimsoll {trainer.command} -- {trainer.example}`."
-        )
+    example = f"`plimsoll {trainer.command} -- {trainer.example}`"
+    if (script is None) == (not command):
+        how = f"`plimsoll {trainer.command} SCRIPT.sh`, or {example}"
+        raise ConfigError(f"Give a script or a command, one of them. Write {how}.")
     if script is not None and script.endswith((".yaml", ".yml", ".json")):
-        raise ConfigError(
-            f"{script} is no shell script. Give the command that reads it: `plimsoll "
-            f"{trainer.command} -- {trainer.example}`."
-        )
+        raise ConfigError(f"{script} is no script. Give the command that reads it: {example}.")
     if script is None:
         launches, where = find_launches(command, trainer.programs), "The command"
     else:
@@ -122,22 +114,16 @@ def _launch(trainer: Trainer, options: Namespace, command: Sequence[str]) -> Lau
             variables[name] = value
         launches, where = script_launches(script, variables, trainer.programs), script
     if not launches:
-        raise ConfigError(
-            f"{where} starts no program of {trainer.name}'s: {trainer.missing}. What it sources or "
-            "calls is not read: give that."
-        )
+        why = f"{trainer.missing}. What it sources or calls is not read: give that"
+        raise ConfigError(f"{where} starts no program of {trainer.name}'s: {why}.")
     training = [launch for launch in launches if launch.program not in trainer.beside] or launches
     number: int | None = options.command
     if number is not None and not 1 <= number <= len(training):
         raise ConfigError(f"--command {number}: {where} has 1 to {len(training)}.")
     if number is None and len(training) > 1:
-        listed = "\n".join(
-            f"  {i} {launch.program} (line {launch.line})" for i, launch in enumerate(training, 1)
-        )
-        raise ConfigError(
-            f"{where} starts {len(training)} programs that train. Say which by --command N:\n"
-            f"{listed}"
-        )
+        listed = (f"\n  {i} {t.program} (line {t.line})" for i, t in enumerate(training, 1))
+        many = f"{where} starts {len(training)} programs that train"
+        raise ConfigError(f"{many}. Say which by --command N:{''.join(listed)}")
     return training[(number or 1) - 1]
 
 
@@ -150,13 +136,10 @@ def _plan(text: str, options: Namespace) -> None:
     given = {"--cluster": options.cluster, "--host-memory": options.host_memory}
     words = [word for flag, value in given.items() if value for word in (flag, value)]
     words += ["--suggest"] if options.suggest else []
-    if options.out is not None:
-        plan([options.out, *words])
-        return
     with TemporaryDirectory() as folder:
         file = Path(folder, "config.yaml")
         file.write_text(text, encoding="utf-8")
-        plan([str(file), *words])
+        plan([options.out or str(file), *words])
 
 
 from_openrlhf = partial(_convert_from, "openrlhf")

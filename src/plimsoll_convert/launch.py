@@ -32,9 +32,6 @@ class Launch:
         launcher: The words before the name.
         line: Line of the script.
         unknown: Words that could not be read, each with the reason.
-        cards: Number of cards per machine; None if the launcher does not say it.
-        nodes: Number of machines; None if the launcher does not say it.
-        address: Host of the Ray cluster to which the job is submitted, or None.
     """
 
     program: str
@@ -42,15 +39,38 @@ class Launch:
     launcher: tuple[str, ...] = ()
     line: int = 0
     unknown: tuple[str, ...] = ()
-    cards: int | None = None
-    nodes: int | None = None
-    address: str | None = None
 
     @property
     def started_by(self) -> str:
         """The name of the launcher, such as `deepspeed`; "" if there is no launcher."""
         words = [word for word in self.launcher if "=" not in word]
         return os.path.basename(words[0]) if words else ""
+
+    @property
+    def cards(self) -> int | None:
+        """The number of cards per machine; None if the launcher does not say it."""
+        if number := _number(self.launcher, _CARDS):
+            return number
+        selected = _value(self.launcher, ("--include", "-i"))
+        if selected is not None and ":" in selected:
+            return len(selected.rpartition(":")[2].split(","))
+        visible = _value(self.launcher, ("CUDA_VISIBLE_DEVICES",))
+        return len(visible.split(",")) if visible else None
+
+    @property
+    def nodes(self) -> int | None:
+        """The number of machines; None if the launcher does not say it."""
+        return _number(self.launcher, _NODES)
+
+    @property
+    def address(self) -> str | None:
+        """The host of the Ray cluster to which the job is submitted, or None."""
+        if not any(os.path.basename(word) == "ray" for word in self.launcher):
+            return None
+        try:
+            return urlsplit(_value(self.launcher, ("--address",)) or "").hostname
+        except ValueError:
+            return None
 
 
 Programs = Callable[[Sequence[str]], tuple[str, int] | None]
@@ -102,17 +122,9 @@ def _launches(commands: Sequence[Expanded], programs: Programs) -> Iterator[Laun
         words = command.words
         for i in range(len(words)):
             if program := programs(words[i:]):
-                before = words[:i]
-                yield Launch(
-                    program[0],
-                    words[i + program[1] :],
-                    before,
-                    command.line,
-                    command.unknown,
-                    _cards(before),
-                    _number(before, _NODES),
-                    _address(before),
-                )
+                name, length = program
+                arguments = words[i + length :]
+                yield Launch(name, arguments, words[:i], command.line, command.unknown)
                 break
 
 
@@ -129,27 +141,6 @@ def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
     return None
 
 
-def _cards(words: Sequence[str]) -> int | None:
-    """Return the number of cards per machine, from a launcher's number or list; None if unknown."""
-    if number := _number(words, _CARDS):
-        return number
-    selected = _value(words, ("--include", "-i"))
-    if selected is not None and ":" in selected:
-        return len(selected.rpartition(":")[2].split(","))
-    visible = _value(words, ("CUDA_VISIBLE_DEVICES",))
-    return len(visible.split(",")) if visible else None
-
-
-def _address(words: Sequence[str]) -> str | None:
-    """Return the host of the Ray cluster to which a job is submitted, or None."""
-    if not any(os.path.basename(word) == "ray" for word in words):
-        return None
-    try:
-        return urlsplit(_value(words, ("--address",)) or "").hostname
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     """A trainer whose commands are converted.
@@ -159,6 +150,8 @@ class Trainer:
         reads: The programs and versions that can be converted, for the help.
         example: An example of a command.
         programs: Finds the trainer's programs in a command.
+        commands: The programs that can be converted, with the short name of each in the table.
+        refused: The programs that cannot, as regular expressions, with the end of the message.
         missing: The end of the message about a command without a program of the trainer.
         versions: An example of `--version`; None if only one version is read.
         read_version: Reads the text of `--version`.
@@ -170,6 +163,8 @@ class Trainer:
     reads: str
     example: str
     programs: Programs
+    commands: Mapping[str, str]
+    refused: Mapping[str, str]
     missing: str
     versions: str | None = None
     read_version: Callable[[str], object] = str
@@ -180,3 +175,27 @@ class Trainer:
     def command(self) -> str:
         """The name of Plimsoll's command that converts this trainer's commands."""
         return f"from-{self.name.lower()}"
+
+    def short_name(self, program: str) -> str:
+        """Return the short name of a program in the trainer's table.
+
+        Raises:
+            ConfigError: There is no such program, or it cannot be converted.
+        """
+        if program in self.commands:
+            return self.commands[program]
+        for pattern, why in self.refused.items():
+            if re.fullmatch(pattern, program):
+                raise ConfigError(f"{program} of {self.name} is not read: {why}.")
+        known = [*self.commands, *self.refused]
+        near = propose(difflib.get_close_matches(program, known, n=1))
+        raise ConfigError(
+            f"{program} is no program of {self.name}'s that is read{near or '.'} Read are: "
+            f"{', '.join(self.commands)}. A script that sets its own arguments in Python is not "
+            "read: give the command that means the same."
+        )
+
+
+def propose(names: Sequence[str]) -> str:
+    """Return "; did you mean A or B?" for the names that are close to an unknown one."""
+    return f"; did you mean {' or '.join(names)}?" if names else ""

@@ -52,16 +52,14 @@ def schedule_of(
         note: How the name was found.
     """
     name = str(o[named] or default)
-    if name not in _SCHEDULES:
-        known = ", ".join(_SCHEDULES)
-        raise ConfigError(f"{o.show(named)}: there is no such schedule here. Known: {known}.")
+    known = ", ".join(_SCHEDULES)
+    o.require(name in _SCHEDULES, f"there is no such schedule here. Known: {known}", named)
     shape = o.trace(_SCHEDULES[name], named, note=note)
     if name == "constant" and not constant_warmup:
         return {"schedule": shape}
     final = None if name.startswith("constant") else final
-    if isinstance(warmup.value, int):
-        return {"schedule": shape, "warmup_steps": warmup, "final_ratio": final}
-    return {"schedule": shape, "warmup_ratio": warmup, "final_ratio": final}
+    unit = "warmup_steps" if isinstance(warmup.value, int) else "warmup_ratio"
+    return {"schedule": shape, unit: warmup, "final_ratio": final}
 
 
 def leave_out_halves(o: Options, id: str) -> Keys | None:
@@ -131,15 +129,15 @@ def adapter_targets(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names or ("all-linear",)
 
 
-def mixture_of(names: Sequence[str], rows: Sequence[Keys], *, weighted: bool) -> Keys:
+def mixture_of(paths: Sequence[str], rows: Sequence[Keys]) -> Keys:
     """Return the only data set, or several by name, with a check if they have no weights.
 
     The other trainer concatenates data sets, but Plimsoll draws equally from each.
     """
-    if len(rows) == 1 or weighted:
-        return one_or_named(names, rows)
+    if len(rows) == 1 or rows[0].get("weight") is not None:
+        return one_or_named(paths, rows)
     why = "sources are concatenated there; here rows are drawn equally from each: give weights "
-    return {**one_or_named(names, rows), "": to_check(f"{why}as their numbers of rows are")}
+    return {**one_or_named(paths, rows), "": to_check(f"{why}as their numbers of rows are")}
 
 
 def with_check(value: Sourced, why: str) -> Sourced:
@@ -170,9 +168,9 @@ def sleep_level(sleeps: bool) -> int:
     return 2 if sleeps else 0
 
 
-def one_or_named(names: Sequence[str], rows: Sequence[Keys]) -> Keys:
-    """Return the only data set, or a dict of several data sets by name."""
-    return rows[0] if len(rows) == 1 else dict(zip(names, rows, strict=True))
+def one_or_named(paths: Iterable[str], rows: Sequence[Keys]) -> Keys:
+    """Return the only data set, or several by the names of their files."""
+    return rows[0] if len(rows) == 1 else dict(zip(source_names(paths), rows, strict=True))
 
 
 def loggers_of(o: Options, names: Iterable[str], id: str, project: str, note: str = "") -> Keys:

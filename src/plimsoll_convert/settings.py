@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.config.secrets import MASK, is_secret
+from plimsoll.errors import ConfigError
 from plimsoll_convert.absences import Absence, RemarkKind
 from plimsoll_convert.launch import Launch
 
@@ -159,11 +160,6 @@ class Setting:
     older: tuple[str, ...] = ()
     empty: bool = False
 
-    @property
-    def id(self) -> str:
-        """The name by which converters look the setting up."""
-        return self.name
-
     def default_of(self, command: str) -> object:
         """Return the default of a command."""
         return self.defaults.get(command, self.default)
@@ -256,9 +252,8 @@ def read_value(setting: Setting, command: str, words: Sequence[str] | None) -> o
             raise ValueError("It must be a number.")
         return None
     if reader.most is not None and len(words) > reader.most:
-        raise ValueError(
-            f"It takes {reader.most or 'no'} word{'s' * (reader.most != 1)}: quote the value."
-        )
+        most = f"{reader.most or 'no'} word{'s' * (reader.most != 1)}"
+        raise ValueError(f"It takes {most}: quote the value.")
     if reader.kind is bool:
         word = words[0].lower() if words else "true"
         if word not in _TRUE + _FALSE:
@@ -341,13 +336,9 @@ class Options:
         typed: Text of each given setting as it was typed, by id.
         names: Name of each setting in this version, by id.
         settings: All settings, by id.
-        remarks: Remarks on the typed settings.
-        notes: Remarks on words and files of the command.
+        remarks: Remarks on the typed settings, and on words and files of the command.
         cards: Number of cards per machine; None if the user does not say it.
         version: Version of the trainer.
-        rl: Whether the command samples responses and learns from them.
-        pairs: Whether the command learns from pairs.
-        critic_if: The setting that chooses the advantages; with `gae` a critic learns.
         show_default: Takes a setting's name and default; returns a text for messages.
     """
 
@@ -358,18 +349,24 @@ class Options:
     names: Mapping[str, str]
     settings: Mapping[str, Setting]
     remarks: tuple[Remark, ...] = ()
-    notes: tuple[Remark, ...] = ()
     cards: int | None = None
     version: tuple[int, ...] = ()
-    rl: bool = False
-    pairs: bool = False
-    critic_if: str = ""
     show_default: Callable[[str, object], str] = format_flag
+
+    @property
+    def rl(self) -> bool:
+        """Whether the command samples responses and learns from them."""
+        return self.command in ("ppo", "grpo", "rloo")
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the command learns from pairs."""
+        return self.command in ("rm", "reward", "dpo", "orpo", "cpo")
 
     @property
     def has_critic(self) -> bool:
         """Whether the command trains a critic."""
-        return self.rl and self[self.critic_if] == "gae"
+        return "gae" in (self["advantage_estimator"], self["algorithm.adv_estimator"])
 
     def __getitem__(self, id: str) -> Any:
         """Return the value of a setting, or None if the version has no such setting."""
@@ -389,6 +386,16 @@ class Options:
             self.typed[id] if id in self.typed else self.show_default(self.names[id], self[id])
             for id in ids
         )
+
+    def require(self, holds: object, why: str, *ids: str) -> None:
+        """Raise ConfigError unless the condition holds: the text of these settings, and why."""
+        if not holds:
+            raise ConfigError(f"{self.show(*ids)}: {why}.")
+
+    def require_given(self, id: str, what: str) -> None:
+        """Raise ConfigError if a setting has no value; `what` says what it gives."""
+        if not self[id]:
+            raise ConfigError(f"{self.names[id]} is needed: {what}.")
 
     def trace(self, value: object, *ids: str, note: str = "", check: str = "") -> Sourced:
         """Return a value with its origin: the ids among these that the version has."""
@@ -459,7 +466,7 @@ def read_settings(
     Raises:
         ConfigError: Values cannot be read, or there are other problems.
     """
-    by_id = {setting.id: setting for setting in settings.values()}
+    by_id = {setting.name: setting for setting in settings.values()}
     values = {id: setting.default_of(command) for id, setting in by_id.items()}
     texts: dict[str, str] = {}
     remarks: list[Remark] = []
@@ -469,14 +476,14 @@ def read_settings(
             remarks.append(given)
             continue
         setting, name, words, text = given
-        if setting.id in texts:
-            remarks.append(Remark("idle", texts[setting.id], f"{name} is the same, and counts"))
-        texts[setting.id] = text
+        if setting.name in texts:
+            remarks.append(Remark("idle", texts[setting.name], f"{name} is the same, and counts"))
+        texts[setting.name] = text
         try:
-            values[setting.id] = read_value(setting, command, words)
+            values[setting.name] = read_value(setting, command, words)
         except ValueError as error:
             shown = MASK if is_secret(name) else " ".join(words or ()) or None
             problems.append(invalid(name, shown, str(error), remedy))
     refuse(problems)
-    names = {setting.id: name for name, setting in settings.items()}
+    names = {setting.name: name for name, setting in settings.items()}
     return Options(command, launch, values, texts, names, by_id, tuple(remarks), **facts)

@@ -11,19 +11,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shlex import quote
 from signal import SIGKILL, SIGXCPU
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
 
 from plimsoll.errors import ConfigError
 from plimsoll.process.bubblewrap import Bubblewrap
 from plimsoll.process.programs import Sums, find_sandbox, hold
 
+_REMEDY = "Give the command itself after `--`."
 _SECONDS = 5
 """CPU time of a script."""
 _MOST_SECONDS = 300
@@ -32,19 +33,7 @@ _KILLED = (-SIGKILL, 128 + SIGKILL, 128 + SIGXCPU)
 _MEMORY_BYTES, _PROCESSES = 512 * 2**20, 100
 _BYTES = 16 * 2**20
 """The size of the file system that a script may write to."""
-_TOOLS = (
-    "basename",
-    "cat",
-    "cut",
-    "dirname",
-    "head",
-    "mkdir",
-    "readlink",
-    "realpath",
-    "sed",
-    "seq",
-    "tr",
-)
+_TOOLS = "basename cat cut dirname head mkdir readlink realpath sed seq tr"
 """The programs of the sandbox: they make texts of texts, and folders for logs."""
 _PRELUDE = rf"""
 read -r
@@ -116,10 +105,7 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
     bubblewrap, bash = find_sandbox().bubblewrap, shutil.which("bash")
     if bubblewrap is None or bash is None:
         why = "there is no bash" if bash is None else find_sandbox().trouble
-        raise ConfigError(
-            f"{path} is a script, which bash runs in a sandbox: {why} Give the command itself "
-            "after `--`."
-        )
+        raise ConfigError(f"{path} is a script, which bash runs in a sandbox: {why} {_REMEDY}")
     text = _BY_PATH.sub(r"\1\2", text.replace("\r\n", "\n"))
     unset = _unset(text, given)
     with TemporaryDirectory() as folder:
@@ -136,10 +122,8 @@ def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expa
         failed = _FAILED.findall(said)
         unknown = [f"line {line}: {why}" for line, why in dict.fromkeys(failed)]
         if code in _KILLED:
-            unknown.append(
-                f"the script was ended after {_SECONDS} s of computing, {_PROCESSES} processes or "
-                f"{_MEMORY_BYTES >> 20} MiB: what comes later in it was not read"
-            )
+            most = f"{_SECONDS} s of computing, {_PROCESSES} processes, {_MEMORY_BYTES >> 20} MiB"
+            unknown.append(f"the script was ended at {most}: what comes later was not read")
         return [*_found(Path(folder, "words").read_bytes(), tuple(unknown))]
 
 
@@ -177,27 +161,23 @@ def _sandbox(
         *bubblewrap.start("/", _BYTES),
         *("--bind", folder, "/found", "--dir", "/tmp", "--dir", here, "--chdir", here),
         *("--ro-bind", str(script), os.path.abspath(path)),
-        *(word for tool in _TOOLS for word in ("--symlink", f"/usr/bin/{tool}", f"/tools/{tool}")),
+        *(
+            word
+            for tool in _TOOLS.split()
+            for word in ("--symlink", f"/usr/bin/{tool}", f"/tools/{tool}")
+        ),
         *(word for item in variables.items() for word in ("--setenv", *item)),
         "--",
     ]
 
 
-@dataclass(frozen=True)
-class _Bash:
-    """A bash in the sandbox, which is ended if it starts too many processes."""
+class _Sandboxed(Popen[bytes]):
+    """A sandbox that can be held to limits; killing it ends all that runs in it."""
 
-    process: subprocess.Popen[bytes]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    end = Popen.kill
 
     def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def end(self) -> None:
-        self.process.kill()  # and with it all of the sandbox
+        return self.poll() is not None
 
 
 def _bash(words: list[str]) -> tuple[int, str]:
@@ -208,22 +188,15 @@ def _bash(words: list[str]) -> tuple[int, str]:
     Raises:
         ConfigError: bash waits without computing, for longer than a busy machine explains.
     """
-    with subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={"LANG": "C.UTF-8", "PATH": "/tools"},
-    ) as process:
-        hold(_Bash(process), Sums(_MEMORY_BYTES, _PROCESSES), has_folder=False)
+    variables = {"LANG": "C.UTF-8", "PATH": "/tools"}
+    with _Sandboxed(words, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, env=variables) as process:
+        hold(process, Sums(_MEMORY_BYTES, _PROCESSES), has_folder=False)
         try:
             _, said = process.communicate(b"\n", timeout=_MOST_SECONDS)
-        except subprocess.TimeoutExpired as error:
+        except TimeoutExpired as error:
             process.kill()
-            raise ConfigError(
-                f"The script has waited for something for {_MOST_SECONDS} s, and nothing comes in "
-                "the sandbox. Give the command itself after `--`."
-            ) from error
+            why = f"The script waits: it has not ended in {_MOST_SECONDS} s in the sandbox."
+            raise ConfigError(f"{why} {_REMEDY}") from error
     return process.returncode, said.decode("utf-8", "replace")
 
 
@@ -232,11 +205,8 @@ def _found(written: bytes, failed: tuple[str, ...]) -> Iterator[Expanded]:
     fields = iter(written.decode("utf-8", "replace").split("\0")[:-1])
     for line in fields:
         words = tuple(word for word in islice(fields, int(next(fields))) if word.strip())
-        kept = _KEPT.findall(" ".join(words))
         unknown = [
-            f"$({command}...): a command, which is not run"
-            if command
-            else f"${name}: {name} is set nowhere before"
-            for command, name in kept
+            f"{kept[0]}: {'a command, which is not run' if kept[1] else 'it is set nowhere before'}"
+            for kept in _KEPT.finditer(" ".join(words))
         ]
         yield Expanded(int(line), words, (*dict.fromkeys(unknown), *failed))

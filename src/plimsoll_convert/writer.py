@@ -60,11 +60,6 @@ class Converted:
     version_note: str = ""
 
     @property
-    def trainer(self) -> str:
-        """The name of the foreign trainer."""
-        return self.about.partition(" ")[0]
-
-    @property
     def values(self) -> dict[str, Any]:
         """The values, nested as in a config file."""
         return _nest(self.entries)
@@ -123,7 +118,7 @@ def write_config(job: str, run: Keys, o: Options, about: str, version_note: str 
         for id, reason in absent.items()
     ]
     left_out = [value for value in rules.values() if isinstance(value, Remark)]
-    all_remarks += [*o.notes, *o.remarks, *left_out]
+    all_remarks += [*o.remarks, *left_out]
     all_remarks += [Remark("check", key, value.check) for key, value in said.items() if value.check]
     for why in o.launch.unknown:
         all_remarks.append(Remark("check", "the script", f"{why}; give it by --set NAME=VALUE"))
@@ -260,7 +255,9 @@ def table_text(converted: Converted, width: int = 100) -> str:
     others = {key: e for key, e in converted.entries.items() if key not in given}
     sections = {
         "Mapped": _rows(converted, given),
-        f"{converted.trainer}'s defaults that are other ones here": _rows(converted, others),
+        f"{converted.about.partition(' ')[0]}'s defaults that are other ones here": _rows(
+            converted, others
+        ),
     }
     for kind, title in _KINDS.items():
         remarks = (remark for remark in converted.remarks if remark.kind == kind)

@@ -1,4 +1,4 @@
-"""What processes share on a card: it comes back, whoever has died, and nobody waits for copies."""
+"""Memory that processes share on a card comes back, whoever has died; nobody waits for copies."""
 
 from __future__ import annotations
 

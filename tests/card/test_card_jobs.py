@@ -39,7 +39,7 @@ def on_cpu(
 def test_a_job_learns_on_a_card_what_it_learns_on_a_cpu(
     stage: int, on_cpu: OnCpu, tied: Path, untied: Path, tmp_path: Path, card_rank: RankProcesses
 ) -> None:
-    """With states that sleep after the first steps; SFT's last step is resumed, too."""
+    """States sleep after the first steps; the last step of SFT is resumed."""
     case = Case(on_cpu.job, "full", stage, sleeps="states", resumes=on_cpu.job == "sft")
     [seen] = card_rank.run(train_and_weigh, case, tied, untied, tmp_path)
     assert seen.is_same

@@ -86,5 +86,5 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
     on_card = torch.randn(3, device=CARD)
     assert torch.equal(on_card * torch.tensor(2.0), on_card + on_card)  # a number of the CPU may
     for other in (torch.randn(3), torch.randn(3, device="cuda:1")):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        with pytest.raises(RuntimeError, match="on the same device"):
             on_card * other

@@ -45,5 +45,5 @@ def pairwise(
 
 
 def pairs(case: Case) -> set[Pair]:
-    """Of the values of two axes, each with the number of its axis."""
+    """Return all pairs of values of two axes, each value with the number of its axis."""
     return set(combinations(enumerate(case), 2))

@@ -187,7 +187,7 @@ class Command:
         return [p for p in psutil.process_iter() if _mark_of(p) == self.mark]
 
     def find(self, text: str) -> list[psutil.Process]:
-        """Those whose title holds this text, the oldest first."""
+        """Return the processes whose title holds this text, the oldest first."""
         found = [p for p in self.processes() if text in title(p)]
         return sorted(found, key=lambda p: p.create_time())
 
@@ -265,13 +265,13 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 
 def main_lines(out: str) -> list[str]:
-    """What a run printed, without warnings, what it waits for, and the phases of its beginning."""
+    """Return what a run printed, without warnings, waits, and the phases of its beginning."""
     beside = re.compile(r"warning: |waiting for |\w+: \w+ begins(?::|$)")
     return [line for line in out.splitlines() if not beside.match(line)]
 
 
 def title(process: psutil.Process) -> str:
-    """What a process calls itself, or its command line; nothing of one that has ended."""
+    """Return the title of a process, or its command line; nothing for a process that has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -82,7 +82,7 @@ class PlainDistillation:
 
 
 def learned_logits(model: Any, sample: Sample) -> Tensor:
-    """Those that predict the sample's learned tokens."""
+    """Return the logits that predict the sample's learned tokens."""
     tokens = torch.from_numpy(sample.tokens)
     logits_TV: Tensor = model(tokens[None], use_cache=False).logits[0, :-1].float()
     return logits_TV[torch.from_numpy(sample.loss_mask[1:])]

@@ -151,7 +151,7 @@ class Setting:
 
 
 def zero_stage(stage: int, **settings: int | str) -> ZeroConfig:
-    """As `ZeroConfig(stage=...)`, for any number."""
+    """Return `ZeroConfig(stage=...)` for any number."""
     return ZeroConfig.model_validate({"stage": stage, **settings})
 
 
@@ -227,7 +227,7 @@ def train_sft(
 def train_sft_with_dry_step(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
 ) -> list[UpdateResult]:
-    """As `train_sft`, with an engine that does not forget DeepSpeed's dry step."""
+    """Train as `train_sft` does, with an engine that does not forget DeepSpeed's dry step."""
     with patch("plimsoll.trainer.zero.engine.forget_dry_step", lambda optimizer: None):
         return train_sft(place, model, setting, batches, out)
 
@@ -235,8 +235,8 @@ def train_sft_with_dry_step(
 def train_sft_gathering(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
 ) -> list[UpdateResult]:
-    """As `train_sft`; at ZeRO stage 3 no weight stays gathered after its use, as in a large
-    model."""
+    """Train as `train_sft` does; at ZeRO stage 3 no weight stays gathered after its use, as in a
+    large model."""
     few = {
         "stage3_max_live_parameters": 1,
         "stage3_max_reuse_distance": 0,

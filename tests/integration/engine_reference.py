@@ -229,7 +229,7 @@ def saved_weights(directory: Path) -> Weights:
 
 
 def distance(got: Weights, run: PlainRun) -> float:
-    """How far the trained weights are from the reference's, as a share of the way that the
+    """Return how far the trained weights are from the reference's, as a share of the way that the
     reference went: |got - after| / |after - before|, of the worst tensor.
     """
     assert got.keys() == run.after.keys()
@@ -239,7 +239,8 @@ def distance(got: Weights, run: PlainRun) -> float:
 
 
 def whole_distance(got: Weights, run: PlainRun) -> float:
-    """As `distance`, of all tensors together: for bfloat16, where single vectors barely move."""
+    """Return the `distance` of all tensors together: for bfloat16, where single vectors barely
+    move."""
     assert got.keys() == run.after.keys()
     wrong = sum(float((got[n] - run.after[n]).square().sum()) for n in got)
     way = sum(float((run.after[n] - run.before[n]).square().sum()) for n in got)

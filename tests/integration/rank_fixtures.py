@@ -26,7 +26,7 @@ def two_ranks() -> Iterator[RankProcesses]:
 
 @pytest.fixture
 def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
-    """As many ranks as the test's own parameter says."""
+    """Start as many ranks as the test's own parameter says."""
     found: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
     return found
 

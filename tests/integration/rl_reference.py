@@ -133,7 +133,7 @@ def _offsets(lengths: Sequence[int]) -> Tensor:
 
 
 def _estimated(scored: _Scored) -> Advantages:
-    """Of the whole step, in the order in which it was sampled."""
+    """Return the advantages of the whole step, in the order in which it was sampled."""
     case, sampled = scored.case, scored.sampled
     shaping = torch.zeros(sum(scored.lengths))
     if case.kl == "reward":

@@ -88,7 +88,7 @@ def test_a_job_that_fails_ends_the_demo_with_its_message_and_its_code(tmp_path: 
     assert outcome.code == 2
     *why, last = outcome.err.strip().splitlines()
     assert why[0].startswith("error: ") and "runs/demo/sft" in "".join(why)
-    assert last.startswith("error: the demo ended in its stage sft, with exit code 2.")
+    assert "stage sft, with exit code 2." in last
 
 
 @pytest.mark.slow
@@ -97,5 +97,5 @@ def test_a_demo_that_this_machine_cannot_run_ends_before_its_first_job(tmp_path:
     outcome = run(tmp_path, "demo", environment={"PATH": "/nowhere"})
     assert outcome.code == 2 and "needs g++" in outcome.err
     last = outcome.err.strip().splitlines()[-1]
-    assert last.startswith("error: the demo ended in its stage preparation, with exit code")
+    assert "stage preparation, with exit code" in last
     assert not (tmp_path / "runs" / "demo" / "sft").exists()

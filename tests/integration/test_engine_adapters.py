@@ -54,7 +54,7 @@ ONE = Place(0, 1, "", 0, "cpu", 1)
 
 @dataclass(frozen=True)
 class Scored:
-    """Of the whole first batch, the same on every rank; one array per sample."""
+    """Scores of the whole first batch, the same on every rank; one array per sample."""
 
     logprobs: list[Floats]
     values: list[Floats]
@@ -107,7 +107,7 @@ def values_of(model: torch.nn.Module) -> list[torch.Tensor]:
 def test_peft_and_merged_models_compute_what_the_trainer_computes(
     kind: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
-    """And the merged weights are those of PEFT's own merging, under the base's own names."""
+    """The merged weights are also those of PEFT's own merging, under the base's own names."""
     stage = 2 if kind == "dora" else 3
     setting = replace(ADAPTERS[kind], zero=zero_stage(stage))
     quantised = setting.quantization == "nf4"

@@ -37,7 +37,7 @@ def step_on_nan(worker: Worker, place: Place) -> UpdateResult:
 
 
 def refused_step(place: Place, model: Path, setting: Setting) -> tuple[str, bool]:
-    """What a step with NaN advantages says, and whether the weights are as they were."""
+    """Return what a step with NaN advantages says, and whether the weights are as they were."""
     worker = load_actor(place, model, setting)
     packs = own_packs(place, BATCHES[0], 64)
     before = worker.log_probs("actor", packs)

@@ -179,7 +179,7 @@ class Allocation:
 
 
 def whole_bytes(module: torch.nn.Module) -> int:
-    """What ZeRO-3 took apart has no elements here."""
+    """Return the bytes of whole tensors; those that ZeRO-3 has divided have no elements here."""
     return sum(p.nbytes for p in module.parameters())
 
 

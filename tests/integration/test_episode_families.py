@@ -222,7 +222,7 @@ def test_the_trainers_tokens_are_the_engines(
 
 
 def begins(whole: Ints, before: Ints, answer: Ints) -> bool:
-    """Whether the tokens of a branch begin with a turn and what it was sampled after."""
+    """Return whether the tokens of a branch begin with a turn and what it was sampled after."""
     turn = np.concatenate([before, answer])
     return np.array_equal(whole[: len(turn)], turn)
 

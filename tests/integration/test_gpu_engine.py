@@ -78,7 +78,7 @@ BF16_BOUND = 0.1
 
 
 def plain_ppo(model: Path) -> tuple[PlainRun, PlainRun]:
-    """Of the actor and the critic, on a CPU."""
+    """Train the actor and the critic in plain PyTorch, on a CPU."""
     return (
         plain_run(plain_policy(model), policy_loss, BATCHES, 1.0),
         plain_run(plain_critic(model), value_loss, BATCHES, 1.0),
@@ -102,7 +102,7 @@ def test_ppo_in_float32_is_that_of_plain_pytorch(
 def test_sft_in_bfloat16_is_nearly_that_of_plain_pytorch(
     zero: str, checkpointing: bool, tied: Path, tmp_path: Path, card_rank: RankProcesses
 ) -> None:
-    """With varlen attention, which auto takes here."""
+    """Attention is varlen, which `auto` takes here."""
     want = plain_run(plain_policy(tied, torch.bfloat16), sft_loss, BATCHES, 1.0)
     setting = Setting(ZERO[zero], dtype="bfloat16", checkpointing=checkpointing)
     (found,) = card_rank.run(train_sft, tied, setting, BATCHES, tmp_path)

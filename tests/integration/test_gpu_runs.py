@@ -88,7 +88,7 @@ def test_ppo_in_one_process(tmp_path: Path) -> None:
 
 
 def card_bytes(home: Path, phase: str) -> list[int]:
-    """What the card showed to the engine in each step's phase, at its fullest."""
+    """Return what the card showed to the engine in each step's phase, at its fullest."""
     rows = read_rows(home / "ppo" / "ledger.jsonl")
     own = [row for row in rows if (row["process"], row["phase"]) == ("engine 0", phase)]
     return [row["measured"]["device_bytes"] for row in own]

@@ -217,7 +217,7 @@ def larger_config(job: str) -> dict[str, Any]:
 
 
 def check_complete(ledger: Sequence[LedgerRow]) -> None:
-    """Of two steps of PPO, with an evaluation before them and after each."""
+    """Check the rows of two steps of PPO, with an evaluation before them and after each."""
     after = {step: [*OF_PPO, "eval", "save"] for step in (1, 2)}
     phases = {0: ["data", "load", "sync", "eval"]} | after
     assert keys(ledger) == expected(phases, ["local", "node 0"])

@@ -71,7 +71,7 @@ def test_training_a_policy(path: str, checkpointed: bool) -> None:
 
 
 def test_norms_of_queries_and_keys_where_a_config_asks_for_them(tmp_path: Path) -> None:
-    """As GLM-4.5 has them, and its smaller one has not."""
+    """GLM-4.5 has these norms, and its smaller model has none."""
     _, air = read_fields("zai-org/GLM-4.5-Air")
     (tmp_path / "config.json").write_text(json.dumps({**air, "use_qk_norm": True}))
     found = trace_form(_form(str(tmp_path)), WORK)

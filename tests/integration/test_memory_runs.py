@@ -22,7 +22,7 @@ def _found(monkeypatch: pytest.MonkeyPatch) -> None:
 def errors(
     shown: Captured, patch: pytest.MonkeyPatch, *options: str
 ) -> dict[tuple[str, str], float]:
-    """Of the prediction in per cent, by run and process."""
+    """Return the errors of the prediction in per cent, by run and process."""
     import memory_runs
 
     patch.setattr(sys, "argv", ["memory_runs.py", *options])
@@ -35,7 +35,7 @@ def errors(
 def test_processes_stay_near_the_plan(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As test_ledger_runs.py has it of larger models, phase by phase."""
+    """test_ledger_runs.py does the same for larger models, phase by phase."""
     options = ("--only", "3m ZeRO-2", "--folder", str(tmp_path))
     found = errors(capsys, monkeypatch, *options)
     assert set(found) == {("sft 3m ZeRO-2, fp32", "local"), ("dpo 3m ZeRO-2", "local")}

@@ -35,7 +35,7 @@ def address() -> Iterator[str]:
 
 
 def line_of(found: Page) -> float:
-    """How far to the right the load line of the first kind of card is; pixels."""
+    """Return how far to the right the load line of the first kind of card is; pixels."""
     box = found.locator("#memory .load-line").first.bounding_box()
     assert box is not None
     return float(box["x"])

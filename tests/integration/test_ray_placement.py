@@ -39,8 +39,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[None]:
-    """Of four cards each, and one without; started by someone who wants of Ray what other programs
-    want."""
+    """Start three nodes of four cards each and one without, with a user's own settings of Ray."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
         patch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
@@ -147,10 +146,7 @@ def test_cards_that_are_missing_are_named_soon(
     ray.util.remove_placement_group(held)
     told = capfd.readouterr().err
     for text in (str(caught.value), told):
-        assert (
-            "asked for 4 training ranks and 2 critic ranks: 1 x 4 GPUs on one node and 1 x 2 GPUs "
-            "on one node, each of them on a node of its own" in text
-        )
+        assert "4 training ranks and 2 critic ranks" in text
         assert "has 0 of 0 GPUs free" in text and "has 1 of 4 GPUs free" in text
         assert "missing: 1 x 2 GPUs on one node" in text
         assert "this run holds 3 GPUs of" in text

@@ -79,7 +79,7 @@ MORE = dict.fromkeys([*of_losses([]), *of_advantages()])
 
 
 def test_every_choice_is_in_a_case_that_is_not_slow() -> None:
-    """And every two ways to divide a step are together in one."""
+    """Every two ways to divide a step are together in one case, too."""
     assert {case.policy_loss for case in CASES} == {*POLICY_LOSSES}
     assert {case.correction for case in CASES} == {*CORRECTIONS}
     assert {case.advantage for case in CASES} == {*ADVANTAGES}
@@ -124,7 +124,7 @@ def train(ranks: RankProcesses, case: Case, model: Path, other: Path, out: Path)
 
 
 def updates_of(batch: Batch) -> dict[str, list[list[int]]]:
-    """Of each role, which trajectories each update sees, in order."""
+    """Return for each role which trajectories each update sees, in order."""
     layouts = {"actor": batch.layout, "critic": batch.critic_layout}
     return {role: updates_in(batch, layout) for role, layout in layouts.items()}
 
@@ -196,7 +196,8 @@ def packed(case: Case) -> Batch:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_batches_are_divided_as_they_should_be(ranks: int) -> None:
-    """With the small budget groups lie in several packs, with the large one each rank has one."""
+    """The small budget spreads groups over several packs; with the large one each rank has one
+    pack."""
     small = packed(replace(HARD, ranks=ranks, mini_batches=1)).layout
     [mini] = small.minis
     packs = [pack for own in mini.packs for pack in own]

@@ -111,7 +111,7 @@ def learned(found: list[Trajectory]) -> list[tuple[object, ...]]:
 
 
 def test_an_agent_of_openais_client_makes_the_protocols_trajectories(home: Path) -> None:
-    """And so does a command that knows of nothing else."""
+    """A command that knows nothing of Plimsoll makes them, too."""
     assert train(home, "turns", {"name": "own.py:Turns"}).code == 0
     expected = learned(episodes(home / "turns"))
     assert {row[7] for row in expected} == {"stop", "length"}

@@ -35,7 +35,7 @@ CLOCKED = ("sync/", "groups/", "idle/")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a run on vLLM that evaluates, too."""
+    """A directory with a run on vLLM that evaluates, too."""
     home = tmp_path_factory.mktemp("asynchronous")
     write_task(home)
     config = copy.deepcopy(CONFIG)

@@ -75,7 +75,7 @@ def go(home: Path, directory: str, *words: str) -> Outcome:
 
 
 def checkpoints(run: Path) -> dict[str, dict[str, Any]]:
-    """What each holds, by file; of tensors their checksums."""
+    """Return what each checkpoint holds, by file; the checksums of tensors."""
     contents: dict[str, dict[str, Any]] = {}
     for path in (run / "checkpoints").iterdir():
         assert find_damage(path) == ""
@@ -210,7 +210,7 @@ def test_a_run_that_fails_after_a_copy_keeps_it(
 def test_files_that_only_ranks_see_are_no_checkpoint(
     flags: tuple[str, ...], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on nodes that have disks of their own."""
+    """Nodes with disks of their own leave such files."""
 
     def write(files: Iterable[CheckpointFile], directory: Path) -> tuple[SavedFile, ...]:
         written = checkpoint.write_files(files, directory)
@@ -221,7 +221,7 @@ def test_files_that_only_ranks_see_are_no_checkpoint(
     directory = f"unseen-{len(flags)}"
     ended = run_here(home, "sft", "sft.yaml", "--run.directory", directory, *flags)
     assert ended.code == 1 and "Traceback" not in ended.err
-    assert "The checkpoint of step 2 is not whole: actor/rank-00000-00000.safe" in ended.err
+    assert "step 2 is not whole: actor/rank-00000" in ended.err
     assert "a disk that all nodes see" in ended.err
     assert not list((home / directory / "checkpoints").iterdir())
 

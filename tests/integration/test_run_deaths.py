@@ -149,7 +149,7 @@ def wait_for_phase(command: Command, home: Path, phase: Phase) -> None:
 
 
 def stacks(told: str) -> dict[int, str]:
-    """What a message's logs hold, by the ids of the processes."""
+    """Return what a message's logs hold, by the ids of the processes."""
     found = re.findall(r"\(pid (\d+) on node [\d.]+\): (\S+\.err)", told)
     return {int(pid): Path(log).read_text() for pid, log in found}
 
@@ -277,7 +277,7 @@ def test_a_run_in_which_nobody_works_ends_with_where_all_are(run_until: RunUntil
 
 @pytest.mark.slow
 def test_a_run_goes_on_when_it_was_stopped_itself(run_until: RunUntil) -> None:
-    """As by Ctrl-Z: what nobody watched does not count, as test_cluster_vigil.py has it."""
+    """Ctrl-Z stops a run in this way. Time that nobody watched does not count."""
     command = run_until("training", "transformers", 1, "--cluster.hang_timeout", "4")
     command.process.send_signal(signal.SIGSTOP)
     time.sleep(12)
@@ -340,7 +340,7 @@ def test_a_killed_controller_leaves_no_ranks_and_engines_behind(run_until: RunUn
 def test_who_is_named_is_where_a_failure_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a bucket that an engine is to take, it is the rank."""
+    """If an engine cannot take a bucket, the rank that sends it is named."""
     monkeypatch.setattr("plimsoll.cluster.ray._CULPRIT_SECONDS", 0.5)
     write_task(tmp_path)
     rollout = RolloutConfig(dtype="bfloat16").with_engine(TransformersConfig())

@@ -19,7 +19,7 @@ STEPS = KTO["run"]["steps"]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a whole run that saved after every step."""
+    """A directory with a whole run that saved after every step."""
     home = tmp_path_factory.mktemp("edited")
     write_labelled(home)
     saving = ("--run.save_every", "1", "--run.keep_checkpoints", str(STEPS))

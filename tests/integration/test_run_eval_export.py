@@ -193,7 +193,7 @@ def test_a_run_with_an_adapter_is_exported_and_measured(home: Path) -> None:
         ("merge model --out new", "is no adapter"),
         ("eval sft.yaml --data.eval.path gone.jsonl", "gone.jsonl"),
         ("eval lora", "no final model"),
-        ("eval runs/lora", "no config and no run.directory 'runs/lora'"),
+        ("eval runs/lora", "no run.directory 'runs/lora'"),
         ("eval stf.yaml", "Nearest: sft.yaml"),
     ],
 )

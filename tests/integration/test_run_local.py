@@ -185,7 +185,7 @@ class Restored:
 
 
 def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample]) -> Restored:
-    """What the trainer held when it wrote the checkpoint."""
+    """Return what the trainer held when it wrote the checkpoint."""
     worker = Worker(place)
     worker.load_policy("actor", role, 1.0)
     worker.load_checkpoint("actor", checkpoint)

@@ -35,7 +35,8 @@ MIXTURE: dict[str, Any] = SFT | {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the book, the first page gives 2 samples of at most 12 tokens, the last one 1."""
+    """A directory with a book: its first page gives 2 samples of at most 12 tokens, the last page
+    1."""
     home = tmp_path_factory.mktemp("mixture")
     write_task(home)
     (home / "talk.jsonl").write_text(json.dumps({"turns": TURNS}) + "\n")

@@ -108,7 +108,7 @@ def test_a_run_goes_on_with_fewer_nodes_after_one_is_lost(tmp_path: Path) -> Non
         command.kill_all()
         cluster.shutdown()
     assert outcome.code == 0, outcome.err
-    assert "with --cluster.nodes 1 --cluster.ranks 1" in outcome.err
+    assert "--cluster.nodes 1 --cluster.ranks 1" in outcome.err
     assert column(metrics(tmp_path / "run"), "step") == [*range(1, 41)]
 
 

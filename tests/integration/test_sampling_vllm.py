@@ -119,7 +119,8 @@ def test_vllms_own_settings_are_its_own(engine: tuple[VllmEngine, Runner]) -> No
 
 @pytest.mark.slow
 def test_a_draft_model_takes_its_cache_from_the_engines(model: Path, tmp_path: Path) -> None:
-    """As many blocks as both models' keys and values leave; and what is sampled is the policy's."""
+    """The engine has as many blocks as both models' keys and values leave; what is sampled is the
+    policy's."""
     shape = tiny_config("qwen2", False, vocab=32, hidden=128, heads=4, feed_forward=96)
     write_tiny_model(tmp_path / "draft", shape, 1, TOKENIZER)
     asked = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 3}

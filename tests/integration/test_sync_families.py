@@ -92,13 +92,13 @@ AT_ONCE = ("qwen2", "gemma3")
 
 
 def test_every_family_that_the_plan_knows_has_its_case() -> None:
-    """But the first Qwen, whose code transformers has not."""
+    """Only the first Qwen has none, as transformers has no code for it."""
     cased = {make().model_type for make in MODELS.values()}
     assert set(FAMILIES) - cased == {"qwen"}
 
 
 def write_model(path: Path, config: PreTrainedConfig) -> None:
-    """As transformers writes it: experts by the names of the model's own files."""
+    """Write the model as transformers does: experts by the names of the model's own files."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
     make_tokenizer().save_pretrained(path)

@@ -194,7 +194,7 @@ def test_a_packed_head_that_stays_old_is_found_before_the_first_step(state: Pair
 
 
 def packs_heads(forgetful: Pair) -> bool:
-    """Whether the engine keeps a packed head, as vLLM does on CPUs with AVX-512."""
+    """Return whether the engine keeps a packed head, as vLLM does on CPUs with AVX-512."""
     [table] = [r for r in forgetful.rehearsals() if "embed" in "".join(r.scaled.layers)]
     forgetful.transfer(BUCKET, 0, table)
     expected = forgetful.trainer_log_probs(PROBE, Disturbance(scaled=table.scaled))
@@ -232,7 +232,7 @@ def test_a_cache_of_old_weights_is_found_before_the_first_step(
         """Keep the prefixes that are cached."""
 
     monkeypatch.setattr(VllmEngine, "_forget_prefixes", keep)
-    with pytest.raises(WeightSyncError, match="does not sample with the weights that it got"):
+    with pytest.raises(WeightSyncError, match="does not sample with"):
         prepared(state)
     monkeypatch.undo()
     assert brought_back(state)
@@ -264,7 +264,7 @@ def test_an_adapter_merged_by_half_is_found(dtype: Precision, tmp_path: Path) ->
             return bucket_of({n: (t + base.first.get(n, t)) / 2 for n, t in tensors.items()})
 
         train(worker, rate=0.02)
-        with pytest.raises(WeightSyncError, match="does not compute what the trainer computes"):
+        with pytest.raises(WeightSyncError, match="does not compute what"):
             sync_weights(replace(sync, route=replace(pair, alter=halve)), 1)
         report = sync_weights(sync, 2)
         assert report.gap < 2 * report.rounding

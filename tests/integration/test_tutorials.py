@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(page: str) -> dict[str, str]:
-    """What the page shows of files: each begins with its name."""
+    """Return what the page shows of files: each begins with its name."""
     code = re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S)
     configs = re.findall(r"```yaml\n(# \w+: (\S+)\n.*?)```", page, re.S)
     return dict(code) | {name: body for body, name in configs}
@@ -51,7 +51,7 @@ def commands_of(page: str) -> list[list[str]]:
 
 
 def is_open_ended(words: list[str]) -> bool:
-    """What serves a page until it is ended."""
+    """Return whether a command serves a page until it is ended."""
     return words[1] == "watch" or "--open" in words
 
 
@@ -110,7 +110,7 @@ plimsoll grpo examples/calculator/grpo.yaml
 
 
 def text_of(name: str) -> str:
-    """What a page says, on one line, without its code."""
+    """Return what a page says, on one line, without its code."""
     page = (PROJECT / "docs" / "tutorials" / f"{name}.md").read_text()
     return " ".join(re.sub(r"```.*?```", "", page, flags=re.S).split())
 
@@ -121,7 +121,7 @@ def ranges_of(name: str) -> list[tuple[float, float]]:
 
 
 def percent_of(directory: Path, which: int) -> float:
-    """Of right answers."""
+    """Return the percentage of right answers."""
     evaluation = directory / "eval.json"
     if evaluation.exists():
         return 100 * float(json.loads(evaluation.read_text())["correct"])
@@ -142,7 +142,7 @@ def test_every_figure_of_a_tutorial_is_a_range_that_is_measured(page: Path) -> N
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("instructions", ["ALL", "AVX2"])
 def test_figures_of_tutorials_are_in_their_ranges(instructions: str, tmp_path: Path) -> None:
-    """With the CPU's instructions for bfloat16, where it has them, and without them."""
+    """The tutorials run with and without the CPU's instructions for bfloat16."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
     shutil.copytree(PROJECT / "examples" / "calculator", tmp_path / "examples" / "calculator")
 

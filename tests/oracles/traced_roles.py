@@ -55,7 +55,8 @@ class TracedRole:
 
     @property
     def error(self) -> float:
-        """Of the formulas, as a share of what was traced; below 0 they say too little."""
+        """Return the error of the formulas as a share of the traced bytes; below 0 they predict too
+        little."""
         return self.predicted_activations / self.traced.activations - 1
 
 
@@ -104,7 +105,7 @@ def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
 
 
 def _hf_config(path: str) -> PreTrainedConfig:
-    """Of a model, or of the language model in one that also sees."""
+    """Return the config of a model, or of the language model in a model that also sees."""
     fields: Any = read_fields(path)[1]
     return AutoConfig.for_model(**fields.get("text_config", fields))
 

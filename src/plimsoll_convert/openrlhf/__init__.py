@@ -15,6 +15,22 @@ RELEASES: tuple[Version, ...] = tuple(
     for patch in range(patches)
 )
 FIRST, LAST = RELEASES[0], RELEASES[-1]
+COMMANDS = {
+    **{name: f"train_{name}" for name in ("sft", "rm", "dpo", "kto", "kd")},
+    "ppo": "train_ppo_ray",
+}
+"""Programs that can be converted, by the short name of each in the flags' table."""
+_NOTHING = "it trains nothing"
+_REFUSED = {
+    "serve_rm": f"{_NOTHING}. `plimsoll serve-reward CONFIG` serves a reward model",
+    "batch_inference": f"{_NOTHING}. `plimsoll sample CONFIG` samples and scores, `plimsoll eval` "
+    "measures",
+    "lora_combiner": f"{_NOTHING}. `plimsoll merge ADAPTER --out FOLDER` merges an adapter",
+    "interactive_chat": f"{_NOTHING}. `vllm serve` or transformers chat with a run's model",
+    "train_ppo": "it was removed in 0.6.2; its successor is train_ppo_ray",
+    "train_prm": "it reads text in which a placeholder token stands after each step; `plimsoll "
+    "prm` reads lists of steps and of labels: convert the rows, begin with `plimsoll init prm`",
+}
 
 
 @cache
@@ -38,10 +54,8 @@ def given_version(text: str) -> Version:
     plain = text.lower().removeprefix("v").partition(".post")[0]
     releases = [v for v in RELEASES if f"{format_version(v)}.".startswith(f"{plain}.")]
     if not releases:
-        raise ConfigError(
-            f"--version {text!r} is no release of OpenRLHF that is read: "
-            f"{format_version(FIRST)} to {format_version(LAST)}. Leave it out: the flags say it."
-        )
+        span = f"{format_version(FIRST)} to {format_version(LAST)}"
+        raise ConfigError(f"--version {text!r} is not read, but {span}. Leave it out.")
     return releases[-1]
 
 
@@ -50,6 +64,8 @@ TRAINER = Trainer(
     reads="a command of OpenRLHF 0.8 to 0.11.2",
     example="openrlhf.cli.train_sft --pretrain ...",
     programs=programs_of("openrlhf.cli"),
+    commands={program: name for name, program in COMMANDS.items()},
+    refused=_REFUSED,
     missing="none of its words is openrlhf.cli.train_..., such as openrlhf.cli.train_ppo_ray",
     versions="0.8.2",
     read_version=given_version,

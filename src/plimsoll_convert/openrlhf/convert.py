@@ -1,209 +1,252 @@
-"""Convert a command of OpenRLHF to a config.
-
-The words are read in the same way as OpenRLHF's parser. The version is found by the flags.
-"""
+"""Convert a command of OpenRLHF to a config; algorithm and rewards are converted here."""
 
 from __future__ import annotations
 
-import difflib
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 
-from plimsoll.config.problems import invalid
-from plimsoll.config.secrets import MASK, is_secret
 from plimsoll.config.yaml_tree import write_value
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll_convert import rules
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.openrlhf import (
-    FIRST,
-    LAST,
-    RELEASES,
-    Version,
-    format_version,
-    learning,
-    sections,
-)
-from plimsoll_convert.openrlhf.table import COMMANDS, FLAGS, REMOVED, VersionedFlag
-from plimsoll_convert.rules import leave_out_halves
-from plimsoll_convert.settings import (
-    Assignment,
-    Keys,
-    Options,
-    Remark,
-    Setting,
-    Typed,
-    Value,
-    join_words,
-    read_settings,
-    split_flags,
-)
+from plimsoll_convert.openrlhf import COMMANDS, Version, format_version, sections
+from plimsoll_convert.openrlhf.sections import frozen_role, mini_batches, rollout_lengths
+from plimsoll_convert.openrlhf.table import CORRECTIONS, ESTIMATORS, read_options
+from plimsoll_convert.settings import Keys, Options, Remark, Sourced, Value
 from plimsoll_convert.writer import Converted, differences, write_config
 
-_REFUSED = {
-    "serve_rm": "It trains nothing. `plimsoll serve-reward CONFIG` serves a reward model",
-    "batch_inference": "It trains nothing. `plimsoll sample CONFIG` samples and scores, `plimsoll "
-    "eval` measures",
-    "lora_combiner": "It trains nothing. `plimsoll merge ADAPTER --out FOLDER` merges an adapter",
-    "interactive_chat": "It trains nothing. `vllm serve` or transformers chat with the model that "
-    "a run leaves",
-    "train_ppo": "It was removed in 0.6.2; its successor is train_ppo_ray",
-    "train_prm": "It reads text in which a placeholder token stands after each step, and labels "
-    "beside it; `plimsoll prm` reads lists: columns with the prompt, the steps and a label for "
-    "each step. Convert the rows, and begin with `plimsoll init prm`",
-}
+_WHITENED_RLOO = (0, 8, 4)
+"""The last version that whitens rloo's advantages. Whitening removes the constant factor between
+rloo and reinforce_baseline, so such an rloo is reinforce_baseline."""
+_FROM_ONE = (0, 9, 0)
+"""The last version that counts steps from 1."""
+_LEVELS = ("is_correction_level", "is_correction_mode", "is_correction_gating")
+_SWITCHES = ("enable_vllm_is_correction", "use_icepop", "vllm_is_correction_type")
+_THRESHOLD = "vllm_is_truncated_threshold"
+CORRECTION_FLAGS = (*_LEVELS, *_SWITCHES, _THRESHOLD)
+_SECONDS = 180.0
+"""OpenRLHF's time limit for a reward server's answer, in seconds."""
+_TURNS = 1000
+"""The most turns of an agent's episode. OpenRLHF limits only the length of an episode."""
 
 
-Versions = tuple[Version, Version]
-"""The first and the last version that have all flags of a command; if no version has all flags, the
-versions that have the most."""
+def estimator(o: Options) -> str:
+    """Return Plimsoll's name of the advantage estimator."""
+    name = o["advantage_estimator"]
+    whitened = name == "rloo" and o.version <= _WHITENED_RLOO
+    return ESTIMATORS["reinforce_baseline" if whitened else name]
 
 
-def command_of_program(program: str) -> str:
-    """Return the short name in `COMMANDS` of a program such as `train_ppo_ray`.
-
-    Raises:
-        ConfigError: There is no such program, or it cannot be converted.
-    """
-    for command, name in COMMANDS.items():
-        if name == program:
-            return command
-    if program in _REFUSED:
-        raise ConfigError(f"openrlhf.cli.{program} is not read. {_REFUSED[program]}.")
-    close = difflib.get_close_matches(program, [*COMMANDS.values(), *_REFUSED], n=1)
-    near = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigError(
-        f"OpenRLHF has no program openrlhf.cli.{program}.{near} Read are: "
-        f"{', '.join(COMMANDS.values())}."
-    )
+def job(o: Options) -> str:
+    """Return the name of Plimsoll's command: a preset such as `grpo` if there is one, else `rl`."""
+    if not o.rl:
+        return "distill" if o.command == "kd" else o.command
+    name = rules.PRESETS.get(estimator(o), "rl")
+    if name == "grpo" and o["policy_loss_type"] == "gspo":
+        return "gspo"
+    return "dapo" if name == "grpo" and o["dynamic_filtering"] else name
 
 
-def _read_options(
-    launch: Launch, version: Version | None, cards: int | None
-) -> tuple[Options, Versions]:
-    """Return the options of a command, and the versions that have its flags.
-
-    Args:
-        launch: The command.
-        version: Version of OpenRLHF; None to find it by the flags.
-        cards: Cards of a machine.
-
-    Raises:
-        ConfigError: Flags that the version has not, each with the nearest names, and values that
-            cannot be read.
-    """
-    command = command_of_program(launch.program)
-    typed, problems = split_flags(launch.arguments)
-    first, last = _find_versions(command, typed, version)
-    settings = {
-        f"--{name}": _setting(f, command, last) for name, f in _flags(command, last).items()
+def algorithm(o: Options) -> Keys:
+    """Return the algorithm of the run."""
+    if not o.rl:
+        return _offline(o)
+    frozen, name, flag = o["freezing_actor_steps"], estimator(o), "advantage_estimator"
+    warmup = max(0, frozen if o.version <= _FROM_ONE else frozen + 1)
+    gspo = o["policy_loss_type"] == "gspo"
+    sequences = gspo or o["loss_agg_mode"] == "seq-mean-token-mean"
+    whitened = o[flag] == "rloo" and name != "rloo"
+    note = "whitened over the batch until 0.8.4, which makes it the same" if whitened else ""
+    discounts = name == "gae" or (name == "reinforce_pp" and o.given("gamma"))
+    delta = o.trace_if(name == "grpo", 1e-9, flag, note="OpenRLHF's constant")
+    both = o["eps_clip_low_high"]
+    bound = "eps_clip" if both is None else "eps_clip_low_high"
+    low, high = both or (o["eps_clip"], o["eps_clip"])
+    clips = gspo or o.given(bound)
+    return {
+        "advantage.name": o.trace(name, flag, note=note),
+        "advantage.options.gamma": o.take_if(discounts, "gamma"),
+        "advantage.options.gae_lambda": o.take_if(name == "gae", "lambd"),
+        "advantage.options.delta": delta,
+        "policy_loss.name": o.trace("gspo" if gspo else "clip", "policy_loss_type"),
+        "policy_loss.options.clip_low": o.trace_if(clips, low, bound),
+        "policy_loss.options.clip_high": o.trace_if(clips, high, bound),
+        "policy_loss.options.dual_clip": o.take_if(not gspo, "dual_clip"),
+        "aggregation": o.trace("sequences" if sequences else "tokens", "loss_agg_mode"),
+        "correction": _correction(o),
+        "kl": _kl(o),
+        "value_clip": o.take_if(o.has_critic, "value_clip"),
+        "critic_warmup_steps": o.trace_if(o.has_critic, warmup, "freezing_actor_steps"),
+        "epochs": o.take("max_epochs"),
+        "mini_batches": mini_batches(o),
     }
-    given: list[Assignment] = []
-    for name, words in typed:
-        flag, possible = _match(command, last, name)
-        if flag is not None:
-            text = join_words(f"--{name}", words)
-            given.append((_setting(flag, command, last), f"--{name}", words, text))
-            continue
-        value = MASK if is_secret(name) else shlex.join(words) or None
-        why, fix = _explain_unknown(command, (first, last), name, possible)
-        problems.append(invalid(f"--{name}", value, why, fix))
-    remedy = "give another value, or leave the flag out"
-    o = read_settings(
-        command,
-        launch,
-        settings,
-        given,
-        remedy,
-        problems,
-        cards=cards,
-        version=last,
-        rl=command == "ppo",
-        pairs=command in ("rm", "dpo"),
-        critic_if="advantage_estimator",
-    )
-    # its parser, too, takes the last of repeated flags in silence
-    return replace(o, remarks=()), (first, last)
 
 
-def _setting(flag: VersionedFlag, command: str, version: Version) -> Setting:
-    """Return the setting that a flag is in one command and version."""
-    value = flag.default(command, version)
-    default = bool(value) if flag.reader.kind is bool else value
-    rest = (flag.absent, flag.keys, flag.convert)
-    return Setting(flag.id, (command,), flag.reader, default, *rest)
+def correction_of(o: Options) -> tuple[str, str, str, float, float] | None:
+    """Return OpenRLHF's correction for the ratio of the trainer's to the sampler's probabilities.
+
+    Returns:
+        What is corrected (`token` or `seq`), what happens outside of the bounds (`mask` or `clip`),
+        the statistic that is compared with the bounds, and the lower and the upper bound. None if
+        there is no correction.
+    """
+    bounds = o[_THRESHOLD] or (0.0,)
+    low, high = 0.0 if len(bounds) == 1 else bounds[0], bounds[-1]
+    if o["is_correction_level"] is not None:
+        level, mode, gating = (o[flag] for flag in _LEVELS)
+        return None if level == "off" else (level, mode, gating, low, high)
+    if not o["enable_vllm_is_correction"]:
+        return None
+    name = "icepop" if o["use_icepop"] else o["vllm_is_correction_type"] or "tis"
+    return (*CORRECTIONS[name], "ratio", low, high)
 
 
-@cache
-def _flags(command: str, version: Version) -> Mapping[str, VersionedFlag]:
-    """Return the flags of a command in a version, by name."""
-    return {name: flag for flag in FLAGS if (name := flag.name(command, version))}
+def why_uncorrected(o: Options) -> str:
+    """Return why Plimsoll cannot make OpenRLHF's correction; "" if it can or if there is none."""
+    correction = correction_of(o)
+    if correction is None:
+        return ""
+    if o["policy_loss_type"] == "gspo":
+        return "OpenRLHF's gspo then divides by the sampler's probabilities, without a bound"
+    if correction[2] != "ratio":
+        return f"a correction is bounded by ratios, not by {correction[2]}"
+    return ""
 
 
-@cache
-def known_flags(command: str) -> tuple[VersionedFlag, ...]:
-    """Return the flags that a command has in any version, in the table's order."""
-    ids = {flag.id for version in RELEASES for flag in _flags(command, version).values()}
-    return tuple(flag for flag in FLAGS if flag.id in ids)
+def _correction(o: Options) -> Keys | Sourced:
+    correction = correction_of(o)
+    switch = o.first("is_correction_level", "enable_vllm_is_correction")
+    if correction is None:
+        return o.trace(None, switch)
+    if why_uncorrected(o):
+        return Sourced(None, tuple(o.given(switch)), note="no correction")
+    level, mode, _, low, high = correction
+    flags, name = (*_LEVELS, *_SWITCHES), rules.correction_name(level, clips=mode == "clip")
+    note, kept = "seq is the geometric mean", "what stays keeps its weights"
+    return {
+        "name": o.trace(name, *flags),
+        "options.level": o.trace_if(name == "mask", "geometric", *flags, note=note),
+        "options.kept": o.trace_if(name == "mask", "token", *flags, note=kept),
+        "options.low": o.trace_if(mode != "clip", low, _THRESHOLD),
+        "options.high": o.trace(high, _THRESHOLD),
+    }
 
 
-def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | None, list[str]]:
-    """Return the flag of a name or of a unique prefix (else None), and all names that match."""
-    flags = _flags(command, version)
-    if name in flags:
-        return flags[name], [name]
-    begun = sorted(whole for whole in flags if name and whole.startswith(name))
-    return (flags[begun[0]] if len(begun) == 1 else None), begun
+def _kl(o: Options) -> Keys | Sourced:
+    if not o["init_kl_coef"]:
+        return o.trace("none", "init_kl_coef")
+    place, target = "loss" if o["use_kl_loss"] else "reward", o["kl_target"]
+    corrected = o["kl_unbiased_gradient"] and place == "loss"
+    return {
+        "place": o.trace(place, "use_kl_loss"),
+        "ratio_corrected": o.take_if(corrected, "kl_unbiased_gradient"),
+        "adaptive.per": o.trace_if(target, "token", "kl_target", note="OpenRLHF's target"),
+        "adaptive.horizon": o.take_if(target, "kl_horizon"),
+    }
 
 
-def _explain_unknown(
-    command: str, versions: Versions, name: str, possible: Sequence[str]
-) -> tuple[str, str]:
-    """Return (reason, remedy) for a name that is no flag."""
-    first, newest = versions
-    flags = _flags(command, newest)
-    close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
-    fix = f"did you mean {' or '.join(f'--{near}' for near in close)}?" if close else "leave it out"
-    if possible:
-        return f"It may be {' or '.join(f'--{whole}' for whole in possible[:4])}.", fix
-    program = COMMANDS[command]
-    exist = [v for v in RELEASES if _match(command, v, name)[0] is not None]
-    if name in REMOVED and (not exist or exist[-1] < newest):
-        since, successor = REMOVED[name]
-        now = next((n for n, flag in flags.items() if flag.id == successor), successor)
-        if not now:
-            return f"It was removed in {since}, and has no successor.", "leave it out"
-        return f"It was removed in {since}; its successor is --{now}.", f"write --{now}"
-    if exist:
-        what = f"{program} has it from {format_version(exist[0])} to {format_version(exist[-1])}"
-        last = format_version(newest)
-        if first == newest:
-            return f"{what}, and this is {last}.", fix
-        return f"{what}, and the other flags are those of {format_version(first)} to {last}.", fix
-    also = [COMMANDS[c] for c in COMMANDS if any(name in _flags(c, v) for v in RELEASES)]
-    releases = f"{format_version(FIRST)} to {format_version(LAST)}"
-    why = f"No {program} of OpenRLHF {releases} has it"
-    return (f"{why}; {' and '.join(also)} has." if also else f"{why}."), fix
+def _offline(o: Options) -> Keys:
+    """Return the algorithm of a job that learns from rows, not from sampled responses."""
+    if o.command == "rm":  # OpenRLHF takes every name but sigmoid for the other loss
+        name = "log_sigmoid" if o["loss"] == "sigmoid" else "log_exp"
+        return {"loss.name": o.trace(name, "loss")}
+    if o.command == "kto":
+        given = o.given("desirable_loss_weight", "undesirable_loss_weight")
+        return {f"loss.options.{flag.replace('_loss', '')}": o.take(flag) for flag in given}
+    if o.command == "dpo":
+        smooths = not o["ipo"] and o.given("label_smoothing")
+        return {
+            "loss.name": o.trace("ipo" if o["ipo"] else "dpo", "ipo"),
+            "loss.options.label_smoothing": o.take_if(smooths, "label_smoothing"),
+        }
+    return {}
 
 
-def _find_versions(command: str, typed: Sequence[Typed], version: Version | None) -> Versions:
-    """Return the versions that have the most of the typed flags; only `version` if it is given."""
-    exist = [v for v in RELEASES if _flags(command, v)]
-    if version is not None:
-        if version not in exist:
-            raise ConfigError(
-                f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}: it is in "
-                f"{format_version(exist[0])} to {format_version(exist[-1])}."
-            )
-        return version, version
-    counts = {v: sum(_match(command, v, name)[0] is not None for name, _ in typed) for v in exist}
-    fitting = [v for v in exist if counts[v] == max(counts.values())]
-    return fitting[0], fitting[-1]
+def reward_models(o: Options) -> list[Keys]:
+    """Return the reward models; empty if an agent, servers or a function give the reward."""
+    if not o.rl or o["agent_func_path"] or o["remote_rm_url"]:
+        return []
+    if not o["reward_pretrain"]:
+        flags = ("reward_pretrain", "remote_rm_url", "agent_func_path")
+        known = ", ".join(o.names[flag] for flag in flags if flag in o.values)
+        raise ConfigError(f"Nothing scores the responses. Give one of {known}.")
+    offload = o.first("reward.offload", "ref_reward_offload")
+    return [
+        {"role": frozen_role(o, o.trace(path, "reward_pretrain"), offload)}
+        for path in _split(o["reward_pretrain"])
+    ]
 
 
-_WITH_DEFAULTS = ("reward_clip_range", learning.CORRECTION_FLAGS[-1])
-"""Flags that have an effect even if they are not typed."""
+def agents(o: Options) -> Mapping[str, Keys]:
+    """Return a dict with the agent, or an empty dict if no agent file is given."""
+    flag = "agent_func_path"
+    if not o[flag]:
+        return {}
+    response = rollout_lengths(o)[1]
+    why = "it runs as it is, but is refused if it samples otherwise than rollout.sampling says"
+    limit = o.first("generate_max_len", "max_new_tokens")
+    turns = min(_TURNS, max(1, response // 2))
+    agent = {
+        "name": o.trace(o[flag], flag, check=why),
+        "max_tokens": o.trace(response, limit, note="of an episode after its prompt"),
+        "max_turns": o.trace(turns, flag, note="bounded there by length alone"),
+        "tool_format": o.trace("none", flag, note="an agent reads text"),
+    }
+    return {"agent": agent}
+
+
+def rewards(o: Options) -> Mapping[str, Keys]:
+    """Return the parts of the reward by name, except reward models."""
+    bounds = o.take_if(clips_rewards(o), "reward_clip_range", tuple)
+    parts: dict[str, Keys] = {n: {**part, "clip": bounds} for n, part in scored_parts(o).items()}
+    size, flag = "overlong_buffer_len", "stop_properly_penalty_coef"
+    if o[size] is not None:
+        note = "OpenRLHF counts from an episode's first sampled token to its last"
+        longest = o.trace(rollout_lengths(o)[1], "max_new_tokens", "max_len")
+        parts["overlong"] = {
+            "name": o.trace("overlong", size),
+            "options.max_new_tokens": longest,
+            "options.buffer": o.take(size, int),
+            "options.factor": o.take("overlong_penalty_factor", float),
+            "options.observations": o.trace_if(o["agent_func_path"], True, size, note=note),
+        }
+    if o[flag] is not None:
+        kept = o.trace(max(0.0, o[flag]), flag)
+        parts = {name: {**part, "truncated_factor": kept} for name, part in parts.items()}
+        if o[flag] < 0:
+            parts["length"] = {"name": o.trace("length", flag), "options.value": o.take(flag)}
+    return parts
+
+
+def clips_rewards(o: Options) -> bool:
+    """Return whether rewards are clipped.
+
+    Estimators that compare the rewards of a group hardly ever reach the bounds.
+    """
+    return o.rl and estimator(o) in ("gae", "reinforce_pp")
+
+
+def scored_parts(o: Options) -> Mapping[str, Keys]:
+    """Return the parts of the reward that servers or a function give, by name."""
+    flag = "remote_rm_url"
+    if o["agent_func_path"] or not o[flag]:
+        return {}
+    urls = _split(o[flag])
+    tokenizer = o.trace(o["pretrain"], "pretrain", note="texts as the actor saw them")
+    if urls and urls[0].endswith(".py"):
+        options = {"path": o.trace(urls[0], flag), "tokenizer": tokenizer}
+        return {"reward_func": {"name": o.trace("openrlhf_function", flag), "options": options}}
+    server = {
+        "urls": o.trace(tuple(urls), flag),
+        "format": o.trace("openrlhf", flag),
+        "tokenizer": tokenizer,
+        "time_limit": Sourced(_SECONDS, note="OpenRLHF waits so long"),
+    }
+    return {"remote": {"http": server}}
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def convert(launch: Launch, version: Version | None = None, cards: int | None = None) -> Converted:
@@ -218,13 +261,13 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
         ConfigError: Flags cannot be read, Plimsoll cannot do what they say, or the config is wrong.
         SettingsConflict: Settings cannot work together.
     """
-    options, (first, last) = _read_options(launch, version, cards)
+    options, (first, last) = read_options(launch, version, cards)
     converted = _convert(options)
     if first == last:
         return converted
     since = format_version(first)
     try:
-        older = _convert(_read_options(launch, first, cards)[0])
+        older = _convert(read_options(launch, first, cards)[0])
         changed = [f"{k}: {write_value(v)}" for k, v in differences(converted, older).items()]
         how = f"--version {since} would mean {', '.join(changed)}."
         note = how if changed else "They mean the same in all of them."
@@ -236,9 +279,8 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
 
 def _convert(o: Options) -> Converted:
     """Return the config of a command in the version of its options."""
-    if o["pretrain"] is None:
-        raise ConfigError(f"{o.names['pretrain']} is needed: the model to train.")
-    models = learning.reward_models(o)
+    o.require_given("pretrain", "the model to train")
+    models = reward_models(o)
     several = {f"model_{i}": model for i, model in enumerate(models, 1)}
     averaged = o.trace_if(o["enable_ema"], o["ema_beta"], "ema_beta", "enable_ema")
     run: dict[str, Keys | Value | Remark] = {
@@ -249,60 +291,57 @@ def _convert(o: Options) -> Converted:
         "teacher": sections.teacher(o),
         "reward_model": models[0] if len(models) == 1 else None,
         "reward_models": several if len(models) > 1 else {},
-        "rewards": learning.rewards(o),
-        "environments": learning.agents(o),
+        "rewards": rewards(o),
+        "environments": agents(o),
         "data": sections.data(o),
         "batch": sections.batch(o),
         "rollout": sections.rollout(o) if o.rl else None,
         "rollout.sampling.max_new_tokens": sections.response_length(o) if o.rl else None,
         "eval_sampling": sections.eval_sampling(o) if o.rl else None,
-        "algorithm": learning.algorithm(o),
+        "algorithm": algorithm(o),
         "run": sections.run(o),
     }
-    why = {flag: reason for flags, reason in _lacking(o).items() for flag in flags.split()}
-    given = (f for f in why if f in o.typed or (f in _WITH_DEFAULTS and f in o.values))
-    run |= {"half": leave_out_halves(o, "param_dtype")}
-    run |= {f"left_out.{flag}": Remark("lacking", flag, why[flag]) for flag in given}
+    run |= {"half": rules.leave_out_halves(o, "param_dtype")}
+    in_effect = o.typed.keys() | (o.values.keys() & {"reward_clip_range", _THRESHOLD})
+    for holds, flags, why in _lacking(o) if o.rl else _lacking_of_rows(o):
+        for flag in [f for f in flags.split() if holds and f in in_effect]:
+            run[f"left_out.{flag}"] = Remark("lacking", flag, why)
     about = f"OpenRLHF {format_version(o.version)}, {COMMANDS[o.command]}"
-    return write_config(learning.job(o), run, o, about)
+    return write_config(job(o), run, o, about)
 
 
-def _lacking(o: Options) -> dict[str, str]:
-    """Return the reasons why flags are left out, by flag ids (several ids separated by blanks)."""
-    if not o.rl:
-        why = {}
-        if o["margin_loss"] and o["loss"] != "sigmoid":
-            why["margin_loss"] = "OpenRLHF's LogExpLoss leaves margins out; here they count"
-        if o["multiturn"]:
-            why["output_key"] = "a turn of another column is not joined: write it into the messages"
-        if o["eval_dataset"] and "," in o["eval_dataset"]:
-            why["eval_dataset"] = "jobs that learn from data have one held-out set; the first"
-        return why
-    why = {}
-    correction, parts = learning.correction_of(o), learning.scored_parts(o)
-    if learning.estimator(o) in ("gae", "reinforce_pp", "reinforce_pp_baseline"):
-        why["no_advantage_std_norm"] = "advantages are centred and scaled, or neither"
-    if o["policy_loss_type"] == "gspo":
-        why["dual_clip"] = "gspo has no dual clip"
-    if reason := learning.why_uncorrected(o):
-        why[" ".join(learning.CORRECTION_FLAGS)] = reason
+_Lacking = tuple[object, str, str]
+"""Whether flags are left out, their ids (separated by blanks), and the reason."""
+
+
+def _lacking_of_rows(o: Options) -> Iterator[_Lacking]:
+    margins = o["margin_loss"] and o["loss"] != "sigmoid"
+    yield margins, "margin_loss", "OpenRLHF's LogExpLoss leaves margins out; here they count"
+    why = "a turn of another column is not joined: write it into the messages"
+    yield o["multiturn"], "output_key", why
+    several = "," in (o["eval_dataset"] or "")
+    yield several, "eval_dataset", "jobs that learn from data have one held-out set; the first"
+
+
+def _lacking(o: Options) -> Iterator[_Lacking]:
+    correction, whitens = correction_of(o), ("gae", "reinforce_pp", "reinforce_pp_baseline")
+    why = "advantages are centred and scaled, or neither"
+    yield estimator(o) in whitens, "no_advantage_std_norm", why
+    yield o["policy_loss_type"] == "gspo", "dual_clip", "gspo has no dual clip"
+    if reason := why_uncorrected(o):
+        yield True, " ".join(CORRECTION_FLAGS), reason
     elif correction is not None and correction[1] == "clip" and correction[3] > 0:
-        why[learning.CORRECTION_FLAGS[-1]] = (
-            f"weights below {correction[3]:g} are raised to it there; here they stay"
-        )
-    if (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]:
-        why["vllm_generate_batch_size"] = "no more is sampled than is learned"
-    if not (o["agent_func_path"] or o["remote_rm_url"]):
-        why["normalize_reward"] = "scores are as the model gives them: reward_model.weight divides"
-        if sections.shares_critics_cards(o):
-            why["colocate_critic_reward"] = (
-                "reward models are on the actor's ranks, or on ranks of their own "
-                "(cluster.reward_ranks), not on the critic's"
-            )
-    if o["value_head_prefix"] != "score":
-        why["value_head_prefix"] = "a head is saved and read as `score`"
-    if not parts:
-        why["stop_properly_penalty_coef"] = "functions and servers alone have such a factor"
-        if learning.clips_rewards(o):
-            why["reward_clip_range"] = "rewards of models and agents are not clipped"
-    return why
+        why = f"weights below {correction[3]:g} are raised to it there; here they stay"
+        yield True, _THRESHOLD, why
+    more = (o["vllm_generate_batch_size"] or 0) > o["rollout_batch_size"]
+    yield more, "vllm_generate_batch_size", "no more is sampled than is learned"
+    modelled = not (o["agent_func_path"] or o["remote_rm_url"])
+    why = "scores are as the model gives them: reward_model.weight divides"
+    yield modelled, "normalize_reward", why
+    why = "reward models are on the actor's ranks or their own (cluster.reward_ranks)"
+    yield modelled and sections.shares_critics_cards(o), "colocate_critic_reward", why
+    yield o["value_head_prefix"] != "score", "value_head_prefix", "a head is saved as `score`"
+    unscored, why = not scored_parts(o), "functions and servers alone have such a factor"
+    yield unscored, "stop_properly_penalty_coef", why
+    why = "rewards of models and agents are not clipped"
+    yield unscored and clips_rewards(o), "reward_clip_range", why

@@ -50,13 +50,12 @@ def machines(o: Options, reward_models: int) -> Keys:
         cards = o.cards or max(_CARDS, o[_ACTOR[1]])
         nodes = max(o[_ACTOR[0]], -(-(actors + further) // cards))
     asleep = _shares_cards(o) and o["vllm_num_engines"] and o["vllm_enable_sleep"]
+    sleeps = asleep and o["deepspeed_enable_sleep"]
     return {
         "ranks": ranks,
         "critic_ranks": critic_ranks,
         "reward_ranks": reward_ranks,
-        "rank_sleep": o.trace_if(
-            asleep and o["deepspeed_enable_sleep"], "states", "deepspeed_enable_sleep"
-        ),
+        "rank_sleep": o.trace_if(sleeps, "states", "deepspeed_enable_sleep"),
         "nodes": Sourced(nodes, note=f"{nodes} machines") if nodes > 1 else None,
         "address": rules.ray_head(o, nodes),
     }
@@ -75,11 +74,9 @@ def _shares_cards(o: Options) -> bool:
 def rollout(o: Options) -> Keys:
     """Return the settings of the engines, without sampling settings."""
     if not o["vllm_num_engines"]:
-        return {
-            "vllm": None,
-            "transformers": o.trace({}, "vllm_num_engines", note="no vLLM"),
-            "placement": Sourced("shared", note="it samples on the ranks' cards"),
-        }
+        engine = o.trace({}, "vllm_num_engines", note="no vLLM")
+        here = Sourced("shared", note="it samples on the ranks' cards")
+        return {"vllm": None, "transformers": engine, "placement": here}
     if _shares_cards(o):
         return {"placement": o.trace("shared", "colocate_all_models")}
     apart = Sourced("own", note="engines have cards of their own")
@@ -105,8 +102,7 @@ def trained_role(o: Options, role: str) -> Keys:
 
 def _gradient_dtype(o: Options) -> Value:
     flag, known = "grad_accum_dtype", rules.HALF + rules.FULL
-    if o[flag] is not None and o[flag] not in known:
-        raise ConfigError(f"{o.show(flag)}: known are {', '.join(known)}.")
+    o.require(o[flag] in (None, *known), f"known are {', '.join(known)}", flag)
     if o["zero_stage"] == 0:
         return None  # gradients of bfloat16 weights are added in bfloat16
     note = "" if o[flag] else "DeepSpeed's default beside bfloat16 weights"
@@ -135,13 +131,10 @@ def critic(o: Options) -> Keys | None:
     """
     if not o.has_critic:
         return None
-    note = "critic_pretrain's default"
-    if o["critic_pretrain"] is not None:
-        path = o.take("critic_pretrain")
-    elif o["reward_pretrain"] is not None and not (o["remote_rm_url"] or o["agent_func_path"]):
-        path = o.trace(o["reward_pretrain"].split(",")[0], "reward_pretrain", note=note)
-    else:
-        path = o.trace(o["pretrain"], "pretrain", note=note)
+    scored = o["reward_pretrain"] and not (o["remote_rm_url"] or o["agent_func_path"])
+    flag, note = "reward_pretrain" if scored else "pretrain", "critic_pretrain's default"
+    first = o[flag].split(",")[0] if scored else o[flag]
+    path = o.take("critic_pretrain") or o.trace(first, flag, note=note)
     return {"model.path": path, **trained_role(o, "critic")}
 
 
@@ -151,18 +144,12 @@ def reference(o: Options) -> Keys | None:
     The config needs none if there is no reference, or if the reference is the actor's first
     weights, without ZeRO 3, offload or quantization, or the actor without its adapter.
     """
-    path = o["ref_pretrain"] or o["pretrain"]
-    if not o.rl and o.command not in ("dpo", "kto"):
-        return None
-    if (o.rl and not o["init_kl_coef"]) or (o["lora_rank"] and path == o["pretrain"]):
-        return None
+    flag = "ref_pretrain" if o["ref_pretrain"] else "pretrain"
     offload = o.first("ref_offload", "ref_reward_offload")
-    is_plain = not (o["zero_stage"] == 3 or o[offload] or o["load_in_4bit"])
-    if is_plain and path == o["pretrain"]:
-        return None
-    return frozen_role(
-        o, o.trace(path, "ref_pretrain" if o["ref_pretrain"] else "pretrain"), offload
-    )
+    is_compared = o["init_kl_coef"] if o.rl else o.command in ("dpo", "kto")
+    is_divided = o["zero_stage"] == 3 or o[offload] or o["load_in_4bit"]
+    is_other = o[flag] != o["pretrain"] or (is_divided and not o["lora_rank"])
+    return frozen_role(o, o.take(flag), offload) if is_compared and is_other else None
 
 
 def frozen_role(o: Options, path: Value, offload: str) -> Keys:
@@ -179,8 +166,7 @@ def teacher(o: Options) -> Keys | None:
     """Return the teacher of `train_kd`; None for other programs."""
     if o.command != "kd":
         return None
-    if o["teacher_model"] is None:
-        raise ConfigError("--teacher_model is needed: the model to distil from.")
+    o.require_given("teacher_model", "the model to distil from")
     role = frozen_role(o, o.take("teacher_model"), "teacher_offload")
     return {**role, "model.quantization": None}
 
@@ -192,11 +178,8 @@ def rollout_lengths(o: Options) -> tuple[int, int]:
     total, response = o["max_len"], o["max_new_tokens"]
     if response is None:
         return total // 2, total - total // 2
-    if response >= total:
-        raise ConfigError(
-            f"{o.show('max_new_tokens')} leaves no room for a prompt in {o.show('max_len')}, "
-            f"which is of both together. Give a larger {o.names['max_len']}."
-        )
+    why = f"no room is left for a prompt. Give a larger {o.names['max_len']}"
+    o.require(response < total, why, "max_new_tokens", "max_len")
     return total - response, response
 
 
@@ -206,8 +189,7 @@ def response_length(o: Options) -> Sourced:
     for flag in ("generate_max_len", "max_new_tokens"):
         if o[flag] is not None:
             return o.trace(response, flag)
-    why = "max_len is of prompt and response together; here each has a limit of its own, half of "
-    why += "it: shift them where prompts are short"
+    why = "max_len is of prompt and response together; here each gets half: shift them as needed"
     return o.trace(response, "max_len", "max_new_tokens", check=why)
 
 
@@ -221,20 +203,16 @@ def batch(o: Options) -> Keys:
         number = o["micro_train_batch_size"]
         tokens = rules.micro_batch(o, "micro_train_batch_size", number, longest, *_LENGTHS)
     flags = ("dynamic_filtering", "dynamic_filtering_reward_range")
-    low, high = o[flags[1]] or (None, None)
+    filters, (low, high) = o[flags[0]], o[flags[1]] or (None, None)
     apart = o["overlong_buffer_len"] is not None and (o["remote_rm_url"] or "").endswith(".py")
     note = "the function's score, without the penalty"
     return {
         "sequences": o.take_if(not (o.rl or o.pairs), "train_batch_size"),
         "pairs": o.take_if(o.pairs, "train_batch_size"),
         "micro_batch_tokens": tokens,
-        "dynamic_sampling": {
-            "low": o.trace(low, *flags),
-            "high": o.trace(high, *flags),
-            "by": o.trace_if(apart, "reward_func", *flags, note=note),
-        }
-        if o[flags[0]]
-        else None,
+        "dynamic_sampling.low": o.trace_if(filters, low, *flags),
+        "dynamic_sampling.high": o.trace_if(filters, high, *flags),
+        "dynamic_sampling.by": o.trace_if(filters and apart, "reward_func", *flags, note=note),
     }
 
 
@@ -275,13 +253,12 @@ def data(o: Options) -> Keys:
         }
         for source, weight in zip(sources, shares, strict=True)
     ]
-    names = rules.source_names(path for path, _ in sources)
     longest = o.take("prompt_max_len" if o.rl else "max_len")
     if longest is None:
         note = "max_len less the longest response"
         longest = o.trace(rollout_lengths(o)[0], "max_len", "max_new_tokens", note=note)
     return {
-        "train": rules.mixture_of(names, rows, weighted=shares[0] is not None),
+        "train": rules.mixture_of([path for path, _ in sources], rows),
         "eval": _held_out(o),
         "max_tokens": longest,
         "over_long": Sourced("truncate", note="OpenRLHF cuts what is longer"),
@@ -309,12 +286,11 @@ def _weights(o: Options, sources: int) -> list[Value]:
     if o[flag] is None or sources == 1:
         return [None] * sources
     texts = o[flag].split(",")
-    if len(texts) != sources:
-        raise ConfigError(f"{o.show(flag)} has {len(texts)} numbers for {sources} sources.")
+    o.require(len(texts) == sources, f"{sources} numbers are needed, one a source", flag)
     try:
         return [o.trace(float(text), flag) for text in texts]
     except ValueError as error:
-        raise ConfigError(f"{o.show(flag)}: a weight is no number: {error}.") from error
+        raise ConfigError(f"{o.show(flag)}: {error}.") from error
 
 
 def _columns(o: Options) -> Mapping[str, Value]:
@@ -392,7 +368,7 @@ def _held_out(o: Options) -> Keys | None:
         }
         for source in kept
     ]
-    return rules.one_or_named(rules.source_names(path for path, _ in kept), rows)
+    return rules.one_or_named([path for path, _ in kept], rows)
 
 
 def eval_sampling(o: Options) -> Keys | None:
@@ -411,14 +387,12 @@ def run(o: Options) -> Keys:
     metric, evaluates = "best_metric_key", _evaluates(o)
     best = o[metric] not in (None, "none") and evaluates
     eval_every = o.take_if(evaluates, "eval_steps")
-    if evaluates and o["eval_steps"] <= 0:
-        eval_every = rules.to_check(
-            "it is evaluated after each epoch there; in how many steps, the rows say"
-        )
-        if o.given("max_samples"):
-            steps = max(1, o["max_samples"] // o["train_batch_size"])
-            note = "after each epoch, if there are as many rows"
-            eval_every = o.trace(steps, "eval_steps", "max_samples", note=note)
+    if evaluates and o["eval_steps"] <= 0 and o.given("max_samples"):
+        steps = max(1, o["max_samples"] // o["train_batch_size"])
+        note = "after each epoch, if there are as many rows"
+        eval_every = o.trace(steps, "eval_steps", "max_samples", note=note)
+    elif evaluates and o["eval_steps"] <= 0:
+        eval_every = rules.to_check("it is after each epoch there: in how many steps, rows say")
     note = "the mean reward, which pass1 is there"
     loggers, key = ("wandb",) if o["use_wandb"] else (), "the key belongs in WANDB_API_KEY"
     return {

@@ -5,12 +5,28 @@ Names and defaults are those of `openrlhf/cli/train_*.py` at each release.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import difflib
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
+from plimsoll.config.problems import invalid
+from plimsoll.config.secrets import MASK, is_secret
+from plimsoll.errors import ConfigError
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
-from plimsoll_convert.openrlhf import FIRST, LAST, Version, parse_version
+from plimsoll_convert.launch import Launch
+from plimsoll_convert.openrlhf import (
+    COMMANDS,
+    FIRST,
+    LAST,
+    RELEASES,
+    TRAINER,
+    Version,
+    format_version,
+    parse_version,
+)
 from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOUNDS,
@@ -21,24 +37,22 @@ from plimsoll_convert.settings import (
     TEXT,
     WHOLE,
     WORDS,
+    Assignment,
     Convert,
+    Options,
+    Setting,
+    Typed,
     ValueReader,
+    join_words,
     one_of,
     or_none,
     positive,
+    read_settings,
+    split_flags,
     unchanged,
 )
 
 Default = Callable[[str, Version], object]
-COMMANDS = {
-    "ppo": "train_ppo_ray",
-    "sft": "train_sft",
-    "rm": "train_rm",
-    "dpo": "train_dpo",
-    "kto": "train_kto",
-    "kd": "train_kd",
-}
-"""Programs by the short names that the flags' table uses for them."""
 _DOTTED = (0, 10, 2)
 """The first version whose flags have dots."""
 _UNTIL = {"kto": (0, 9, 5), "kd": (0, 9, 5)}
@@ -55,7 +69,7 @@ class VersionedFlag:
         of: Commands that have the flag, with versions unless all have it: `rm,kd@0.8.1`,
             `ppo@0.8.2-0.9.0`.
         reader: How words are converted to a value.
-        default: Takes a command and a version; returns the parser's default.
+        default: The parser's default, or a function of a command and a version that returns it.
         absent: Why the flag has no counterpart; None if it has one.
         keys: Keys to which the flag is written without a further rule; see `Setting`.
         convert: How the value is converted for its keys.
@@ -65,7 +79,7 @@ class VersionedFlag:
     dotted: str
     of: str
     reader: ValueReader = WORDS
-    default: Default = field(default=lambda command, version: None)
+    default: object = None
     absent: Absence | None = None
     keys: str = ""
     convert: Convert = unchanged
@@ -85,6 +99,15 @@ class VersionedFlag:
         of_command = [name for who, _, name in names if who == command]
         return next(iter(of_command or [name for who, _, name in names if not who]), None)
 
+    def setting(self, command: str, version: Version) -> Setting:
+        """Return the setting that the flag is in one command and version."""
+        value = self.default
+        while callable(value):
+            value = value(command, version)
+        default = bool(value) if self.reader.kind is bool else value
+        rest = (self.absent, self.keys, self.convert)
+        return Setting(self.id, (command,), self.reader, default, *rest)
+
     def _spans(self, command: str) -> Iterator[tuple[Version, Version]]:
         for word in self.of.split():
             who, _, when = word.partition("@")
@@ -97,11 +120,6 @@ class VersionedFlag:
                 )
 
 
-def always(value: object) -> Default:
-    """Return a function for `VersionedFlag.default` that always returns `value`."""
-    return lambda command, version: value
-
-
 def from_version(value: object, since: str, later: object) -> Default:
     """Return a default function: `value` before the version `since`, and `later` from it on."""
     return lambda command, version: later if version >= parse_version(since) else value
@@ -109,12 +127,7 @@ def from_version(value: object, since: str, later: object) -> Default:
 
 def by_command(otherwise: object = None, **commands: object) -> Default:
     """Return a default function with a value, or a `from_version`, for each command."""
-
-    def default(command: str, version: Version) -> object:
-        value = commands.get(command, otherwise)
-        return value(command, version) if callable(value) else value
-
-    return default
+    return lambda command, version: commands.get(command, otherwise)
 
 
 def flags(
@@ -139,10 +152,7 @@ def flags(
     for name, value in by_name.items():
         flat, _, rest = name.partition("=")
         dotted, _, keys = rest.partition(">")
-        default_of = value if callable(value) else always(value)
-        made.append(
-            VersionedFlag(flat or None, dotted, of, reader, default_of, None, keys, convert)
-        )
+        made.append(VersionedFlag(flat or None, dotted, of, reader, value, None, keys, convert))
     return tuple(made)
 
 
@@ -159,7 +169,7 @@ def _idle(reason: Absence, names: Mapping[str, str]) -> tuple[VersionedFlag, ...
 
 
 def _lacking(reason: Absence, of: str, reader: ValueReader, flat: str | None, dotted: str, default: object = None) -> VersionedFlag:
-    return VersionedFlag(flat, dotted, of, reader, always(default), absent=reason)
+    return VersionedFlag(flat, dotted, of, reader, default, absent=reason)
 
 
 _SAVED = "ppo sft rm dpo kd@0.8.2 kto@0.9.2"
@@ -181,7 +191,7 @@ _ABSENT: tuple[VersionedFlag, ...] = (
     *(flag for role in _ROLES for flag in _idle(why.OTHER_METHOD, {"ppo" if role else "sft rm dpo": " ".join(f"={role}muon.{name}" for name in ("lr", "momentum", "nesterov", "no_nesterov", "ns_steps"))})),
     *_idle(why.UNASKED, {"sft@-0.10.1": "train_split="}),
     *(_lacking(why.ADAMW.unless("adam"), "ppo" if role else "sft rm dpo", one_of("adam", "muon"), None, f"{role}optim", "adam") for role in _ROLES),
-    VersionedFlag("aux_loss_coef", "ppo:actor.aux_loss_coef model.aux_loss_coef", _ALL, NUMBER, always(0.0), why.METHOD.unless(0.0)),
+    VersionedFlag("aux_loss_coef", "ppo:actor.aux_loss_coef model.aux_loss_coef", _ALL, NUMBER, 0.0, why.METHOD.unless(0.0)),
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo", COUNT, "ring_attn_size", "ds.ring_attn_size", 1),
     _lacking(why.ONE_CARD.unless(1), "ppo sft rm dpo kd@0.8.5", COUNT, "ds_tensor_parallel_size", "ds.tensor_parallel_size", 1),
     _lacking(why.MODEL_FILES, _ALL, SWITCH, "disable_fast_tokenizer", "data.disable_fast_tokenizer"),
@@ -197,9 +207,7 @@ REMOVED: Mapping[str, tuple[str, str]] = {
     "universal_ckpt": ("0.6.4", "use_ds_universal_ckpt"),
     "use_kl_estimator_k3": ("0.6.1", "kl_estimator"),
     "train_split": ("0.7.0", "dataset_split"),
-    "pretrain_data": ("0.7.1", ""),
-    "pretrain_data_probs": ("0.7.1", ""),
-    "pretrain_split": ("0.7.1", ""),
+    **dict.fromkeys(("pretrain_data", "pretrain_data_probs", "pretrain_split"), ("0.7.1", "")),
     "bf16": ("0.9.2", "param_dtype"),
     "flash_attn": ("0.8.10", "attn_implementation"),
     "prompt_max_len": ("0.9.8", "max_len"),
@@ -215,12 +223,10 @@ _DATA = "sft rm dpo kto kd"
 _CARDS = ValueReader(int, lowest=0)
 """Number of cards or machines of a group; 0 if the command has no such group."""
 ESTIMATORS = {
-    "gae": "gae",
+    **{name: name for name in ("gae", "rloo", "dr_grpo")},
     "reinforce": "reinforce_pp",
-    "rloo": "rloo",
     "reinforce_baseline": "reinforce_pp_baseline",
     "group_norm": "grpo",
-    "dr_grpo": "dr_grpo",
     "flash_reinforce": "batch_mean"
 }
 """Plimsoll's estimator for each of OpenRLHF's."""
@@ -368,3 +374,102 @@ _RUN = (
 )
 
 FLAGS: tuple[VersionedFlag, ...] = (*_MODELS, *_ROWS, *_BATCHES, *_OPTIMIZERS, *_RUN, *_ENGINES, *_ALGORITHM, *_REWARDS, *_ABSENT)
+
+# fmt: on
+
+Versions = tuple[Version, Version]
+"""The first and the last version that have all flags of a command; if no version has all flags, the
+versions that have the most."""
+
+
+def read_options(
+    launch: Launch, version: Version | None, cards: int | None
+) -> tuple[Options, Versions]:
+    """Return the options of a command, and the versions that have its flags.
+
+    Args:
+        launch: The command.
+        version: Version of OpenRLHF; None to find it by the flags.
+        cards: Cards of a machine.
+
+    Raises:
+        ConfigError: Flags that the version has not, each with the nearest names, and values that
+            cannot be read.
+    """
+    command = TRAINER.short_name(launch.program)
+    typed, problems = split_flags(launch.arguments)
+    first, last = _find_versions(command, typed, version)
+    flags = _flags(command, last)
+    settings = {f"--{name}": flag.setting(command, last) for name, flag in flags.items()}
+    given: list[Assignment] = []
+    for name, words in typed:
+        flag, possible = _match(command, last, name)
+        if flag is not None:
+            text = join_words(f"--{name}", words)
+            given.append((flag.setting(command, last), f"--{name}", words, text))
+            continue
+        value = MASK if is_secret(name) else shlex.join(words) or None
+        why, fix = _explain_unknown(command, (first, last), name, possible)
+        problems.append(invalid(f"--{name}", value, why, fix))
+    remedy, facts = "give another value, or leave the flag out", {"cards": cards, "version": last}
+    o = read_settings(command, launch, settings, given, remedy, problems, **facts)
+    # its parser, too, takes the last of repeated flags in silence
+    return replace(o, remarks=()), (first, last)
+
+
+@cache
+def _flags(command: str, version: Version) -> Mapping[str, VersionedFlag]:
+    """Return the flags of a command in a version, by name."""
+    return {name: flag for flag in FLAGS if (name := flag.name(command, version))}
+
+
+def _match(command: str, version: Version, name: str) -> tuple[VersionedFlag | None, list[str]]:
+    """Return the flag of a name or of a unique prefix (else None), and all names that match."""
+    flags = _flags(command, version)
+    if name in flags:
+        return flags[name], [name]
+    begun = sorted(whole for whole in flags if name and whole.startswith(name))
+    return (flags[begun[0]] if len(begun) == 1 else None), begun
+
+
+def _explain_unknown(
+    command: str, versions: Versions, name: str, possible: Sequence[str]
+) -> tuple[str, str]:
+    """Return (reason, remedy) for a name that is no flag."""
+    first, newest = versions
+    flags = _flags(command, newest)
+    close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
+    fix = f"did you mean {' or '.join(f'--{near}' for near in close)}?" if close else "leave it out"
+    if possible:
+        return f"It may be {' or '.join(f'--{whole}' for whole in possible[:4])}.", fix
+    program = COMMANDS[command]
+    exist = [v for v in RELEASES if _match(command, v, name)[0] is not None]
+    if name in REMOVED and (not exist or exist[-1] < newest):
+        since, successor = REMOVED[name]
+        now = next((n for n, flag in flags.items() if flag.id == successor), successor)
+        if not now:
+            return f"It was removed in {since}, and has no successor.", "leave it out"
+        return f"It was removed in {since}; its successor is --{now}.", f"write --{now}"
+    if exist:
+        what = f"{program} has it from {format_version(exist[0])} to {format_version(exist[-1])}"
+        others = f"the other flags are those of {format_version(first)} to"
+        this = "this is" if first == newest else others
+        return f"{what}, and {this} {format_version(newest)}.", fix
+    also = [COMMANDS[c] for c in COMMANDS if any(name in _flags(c, v) for v in RELEASES)]
+    releases = f"{format_version(FIRST)} to {format_version(LAST)}"
+    why = f"No {program} of OpenRLHF {releases} has it"
+    return (f"{why}; {' and '.join(also)} has." if also else f"{why}."), fix
+
+
+def _find_versions(command: str, typed: Sequence[Typed], version: Version | None) -> Versions:
+    """Return the versions that have the most of the typed flags; only `version` if it is given."""
+    exist = [v for v in RELEASES if _flags(command, v)]
+    if version is not None:
+        if version not in exist:
+            span = f"{format_version(exist[0])} to {format_version(exist[-1])}"
+            what = f"OpenRLHF {format_version(version)} has no {COMMANDS[command]}"
+            raise ConfigError(f"{what}: it is in {span}.")
+        return version, version
+    counts = {v: sum(_match(command, v, name)[0] is not None for name, _ in typed) for v in exist}
+    fitting = [v for v in exist if counts[v] == max(counts.values())]
+    return fitting[0], fitting[-1]

@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from plimsoll.errors import ConfigError
 from plimsoll_convert.launch import Trainer
 
-COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")
+COMMANDS = {n: n for n in ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")}
 """Commands that can be converted; the last three are experimental in TRL."""
 _SCRIPTS: Mapping[str, str] = {
     "reward_modeling": "reward",
@@ -29,6 +28,7 @@ _REFUSED: Mapping[str, str] = {
         ("online_dpo", "nash_md", "xpo"),
         "pairs are read, not sampled: `plimsoll init dpo`; or `plimsoll rl`",
     ),
+    ".*vlm.*": "images cannot be read",
     **dict.fromkeys(("bco", "tpo", "gold", "sdft", "sdpo", "ssd"), "there is no such method here"),
     "async_grpo": "write it as `trl grpo`, and set rollout.staleness in the config that it becomes",
 }
@@ -52,29 +52,13 @@ def find_program(words: Sequence[str]) -> tuple[str, int] | None:
     return (_SCRIPTS.get(script[1], script[1]), 1) if script else None
 
 
-def find_command(name: str) -> str:
-    """Return the name if it is a command that can be converted.
-
-    Raises:
-        ConfigError: The command cannot be converted. The message says why.
-    """
-    if name in COMMANDS:
-        return name
-    if name.endswith("_vlm") or "vlm" in name:
-        raise ConfigError(f"{name}: not supported: images cannot be read.")
-    if name in _REFUSED:
-        raise ConfigError(f"trl {name}: not supported: {_REFUSED[name]}.")
-    raise ConfigError(
-        f"{name!r} is no program of TRL's that is read: {', '.join(COMMANDS)}. A script that sets "
-        "its own arguments in Python is not read: give the command of `trl` that means the same."
-    )
-
-
 TRAINER = Trainer(
     name="TRL",
     reads="a command of TRL 1.16 and its YAML",
     example="trl sft --config sft.yaml",
     programs=find_program,
+    commands=COMMANDS,
+    refused=_REFUSED,
     missing="it is neither `trl sft`, `trl grpo` and so on nor one of TRL's scripts, such as "
     "trl/scripts/sft.py. What a script of your own sets in Python is not read",
 )

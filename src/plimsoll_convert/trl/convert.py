@@ -1,184 +1,287 @@
-"""Convert a command of TRL to a config.
-
-The command line, TRL's YAML file, and the config files of accelerate and DeepSpeed are read.
-"""
+"""Convert a command of TRL to a config; algorithm and rewards are converted here."""
 
 from __future__ import annotations
 
-import difflib
-import json
-import os
-from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
+import re
+from collections.abc import Collection, Mapping
 
-from plimsoll.config.problems import refuse
-from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
+from plimsoll_convert import rules
 from plimsoll_convert.launch import Launch
-from plimsoll_convert.settings import (
-    Assignment,
-    Keys,
-    Options,
-    Remark,
-    Setting,
-    Typed,
-    by_name,
-    join_words,
-    read_settings,
-    settings_of,
-    split_flags,
-)
-from plimsoll_convert.trl import COMMANDS, find_command, learning, sections
-from plimsoll_convert.trl.settings import OLD_DEFAULTS, OLD_NAMES, SETTINGS
+from plimsoll_convert.settings import Keys, Options, Sourced, Value, or_none
+from plimsoll_convert.trl import sections
+from plimsoll_convert.trl.sections import frozen_stage, learned_tokens, mini_batches, updates
+from plimsoll_convert.trl.table import OLD_NAMES, read_options
 from plimsoll_convert.writer import Converted, write_config
 
-_NULLS = (("None",), ("null",))
-_CONFIGS: Mapping[str, Mapping[str, object]] = {
-    "single_gpu": {"num_processes": 1},
-    "multi_gpu": {"num_processes": 8},
-    **{f"zero{n}": {"zero_stage": n, "num_processes": 8} for n in (1, 2, 3)},
-    **{f"fsdp{n}": {"use_fsdp": True, "num_processes": 8} for n in (1, 2)},
+_AGGREGATIONS = {
+    **dict.fromkeys(("grpo", "sapo"), "sequences"),
+    **dict.fromkeys(("dapo", "bnpo", "cispo"), "tokens"),
+    "dr_grpo": "constant",
 }
-"""Settings of TRL's own accelerate configs, by the files' names without `deepspeed_`."""
-_ACCELERATE = ("num_processes", "num_machines", "zero_stage", "mixed_precision")
-_DEEPSPEED = ("zero_stage", "offload_optimizer_device", "offload_param_device")
+"""The units of which each loss is a mean."""
+_DELTA = 1e-4
+"""The number that TRL adds to a group's standard deviation."""
+_SCALES = {"group": "grpo", "true": "grpo", "none": "dr_grpo", "false": "dr_grpo"}
+_PAIR_LOSSES = {
+    **dict.fromkeys(("sigmoid", "sigmoid_norm"), "dpo"),
+    **{name: name for name in ("ipo", "hinge", "robust")},
+}
+_SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")
+"""The pair losses that use `label_smoothing` in TRL; all others ignore it."""
+_THINK = r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"
+_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "accuracy_reward": ("math_answer", {}),
+    "reasoning_accuracy_reward": ("math_answer", {}),
+    "think_format_reward": ("pattern", {"pattern": _THINK}),
+    "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}),
+}
+"""Plimsoll's reward and its options for each of TRL's reward functions."""
 
 
-@cache
-def _known(command: str) -> Mapping[str, Setting]:
-    return by_name(settings_of(SETTINGS, command))
+def job(o: Options) -> str:
+    """Return the name of Plimsoll's command."""
+    if o.command == "grpo":
+        if o["importance_sampling_level"] == "sequence":
+            return "gspo"
+        return "cispo" if o["loss_type"] == "cispo" else "grpo"
+    renamed = {"reward": "rm", "orpo": "dpo", "cpo": "dpo", "gkd": "distill"}
+    return renamed.get(o.command, o.command)
 
 
-def _read_options(launch: Launch, cards: int | None) -> Options:
-    """Return the options of a command.
+def algorithm(o: Options) -> Keys:
+    """Return the algorithm of the run."""
+    match o.command:
+        case "grpo":
+            return _grpo(o)
+        case "rloo":
+            return _rloo(o)
+        case "dpo":
+            return _dpo(o)
+        case "cpo":
+            _require_known(o, "loss_type", ("sigmoid", "simpo"))
+            simpo, why = o["loss_type"] == "simpo", "the labels of cpo and simpo are not smoothed"
+            return {
+                "loss.name": o.trace("simpo" if simpo else "cpo", "loss_type"),
+                "loss.options.alpha": o.take_if(not simpo, "cpo_alpha"),
+                "loss.options.gamma": o.take_if(simpo, "simpo_gamma"),
+                "nll_weight": o.take_if(simpo, "cpo_alpha"),
+                "smoothing": o.leave_out(why, "label_smoothing", when=o["label_smoothing"]),
+            }
+        case "orpo":
+            return {"loss.name": Sourced("orpo", note="trl orpo")}
+        case "gkd":
+            share, noise = o["beta"], "noise on embeddings is one of SFT's"
+            name = "forward_kl" if share == 0 else "reverse_kl" if share == 1 else "jsd"
+            return {
+                "divergence.name": o.trace(name, "beta"),
+                "divergence.options.beta": o.take_if(name == "jsd", "beta"),
+                "noise": o.leave_out(noise, "neftune_noise_alpha"),
+            }
+        case "sft":
+            alpha = o.take("neftune_noise_alpha", or_none)
+            return {"neftune_alpha": alpha, "learned_tokens": learned_tokens(o)}
+    return {}
 
-    Raises:
-        ConfigError: The program cannot be converted, or a file or a value cannot be read.
+
+def _require_known(o: Options, id: str, known: Collection[str]) -> None:
+    o.require(str(o[id]) in known, f"not supported: known are {', '.join(known)}", id)
+
+
+def _grpo(o: Options) -> Keys:
+    loss, level = o["loss_type"], "importance_sampling_level"
+    flag, scale = "scale_rewards", str(o["scale_rewards"]).lower()
+    _require_known(o, "loss_type", _AGGREGATIONS)
+    o.require(scale in _SCALES, f"not supported: known are {', '.join(_SCALES)}", flag)
+    whole = loss in ("cispo", "sapo") and o[level] == "sequence"
+    o.require(not whole, "not supported together", level, "loss_type")
+    name = _SCALES[scale]
+    if o["multi_objective_aggregation"] == "normalize_then_sum":
+        name, flag = "gdpo", "multi_objective_aggregation"
+    delta = o.trace_if(name != "dr_grpo", _DELTA, flag, note="TRL's constant")
+    constant = _AGGREGATIONS[loss] == "constant"
+    low, truncation = "vllm_importance_sampling_clip_min", o["vllm_importance_sampling_mode"]
+    cuts = o["use_vllm"] and o[low] and truncation.endswith("truncate")
+    note = "of each process's share there" if loss == "bnpo" else ""
+    divisor = o.trace(o["max_completion_length"], "max_completion_length", note="TRL's divisor")
+    return {
+        "advantage.name": o.trace(name, flag),
+        "advantage.options.delta": delta,
+        "policy_loss": _policy_loss(o, loss),
+        "aggregation": o.trace(_AGGREGATIONS[loss], "loss_type", note=note),
+        "aggregation_tokens": divisor if constant else None,
+        "correction": _correction(o),
+        "small_weights": o.leave_out("smaller weights are left as they are", low, when=cuts),
+        "kl": _kl(o),
+        "mini_batches": mini_batches(o),
+    }
+
+
+def _policy_loss(o: Options, loss: str) -> Keys:
+    if loss == "cispo":
+        why = f"without --epsilon_high TRL caps every ratio at {o['epsilon']:g}; its docs advise 5"
+        cap = o.take("epsilon_high") or o.trace(o["epsilon"], "epsilon_high", check=why)
+        return {"name": o.trace("cispo", "loss_type"), "options.cap": cap}
+    if loss == "sapo":
+        return {
+            "name": o.trace("sapo", "loss_type"),
+            "options.tau_positive": o.take("sapo_temperature_pos"),
+            "options.tau_negative": o.take("sapo_temperature_neg"),
+        }
+    level = "importance_sampling_level"
+    sequence = o[level] == "sequence"
+    return {
+        "name": o.trace("gspo" if sequence else "clip", level),
+        "options": {**_clips(o), "dual_clip": o.take_if(not sequence, "delta")},
+        "delta": o.leave_out("gspo has no dual clip", "delta", when=sequence),
+    }
+
+
+def _clips(o: Options) -> dict[str, Value]:
+    high = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
+    return {"clip_low": o.take("epsilon"), "clip_high": o.trace(high, "epsilon", "epsilon_high")}
+
+
+def _rloo(o: Options) -> Keys:
+    """Return the algorithm of `trl rloo`.
+
+    TRL's loss is a sum over each response, weighted by the probability ratio of the full response.
     """
-    command = find_command(launch.program)
-    words = launch.launcher
-    at = next((i for i, word in enumerate(words) if os.path.basename(word) == "accelerate"), None)
-    of_accelerate = () if at is None else words[at + 2 :]
-    flags = [word for word in of_accelerate if word not in ("-m", "python")]
-    typed, problems = split_flags([*flags, *launch.arguments])
-    refuse(problems)
-    given = {name.replace("-", "_"): words for name, words in typed}
-    notes: list[Remark] = []
-    options = {**dict(_files(given, notes)), **given}
-    old = command == "grpo" and any(name in options for name in OLD_NAMES)
-    listed = settings_of(SETTINGS, command, OLD_DEFAULTS if old else None)
-    return read_settings(
-        command,
-        launch,
-        {f"--{setting.name}": setting for setting in listed},
-        [_assignment(command, name, words) for name, words in options.items()],
-        "give another value, or leave the flag out",
-        notes=tuple(notes),
-        cards=cards,
-        rl=command in ("grpo", "rloo"),
-        pairs=command in ("dpo", "reward", "orpo", "cpo"),
-    )
+    note, number = "TRL's loss is a sum over each response", updates(o)
+    why = "TRL clips the ratio of the whole response, here each token's: they are alike in the "
+    why += f"first of a step's {number} updates alone"
+    check = why if number > 1 else ""
+    return {
+        "advantage.name": Sourced("rloo", note="trl rloo"),
+        "policy_loss.name": Sourced("clip", note="trl rloo", check=check),
+        "policy_loss.options": _clips(o),
+        "aggregation": Sourced("constant", note=note),
+        "aggregation_tokens": Sourced(1, note=note),
+        "correction": Sourced(None, note="RLOO of TRL has none"),
+        "kl": _kl(o),
+        "mini_batches": mini_batches(o),
+    }
 
 
-def _assignment(command: str, given: str, words: tuple[str, ...]) -> Assignment | Remark:
-    """Return the assignment of an option: its name may be `no_NAME`, or a unique prefix."""
-    known, name = _known(command), f"--{given}"
-    text = join_words(name, words)
-    value = None if words[:1] in _NULLS else words
-    if given in known:
-        return known[given], name, value, text
-    switch = known.get(given.removeprefix("no_"))
-    if switch is not None and (switch.reader.kind is bool or switch.absent is not None):
-        return switch, name, ("false",), text
-    begun = {s.id: s for full, s in known.items() if full.startswith(given or " ")}
-    if len(begun) == 1:
-        return next(iter(begun.values())), name, value, text
-    why = f"trl {command} of TRL 1.16 has no such setting"
-    if others := [c for c in COMMANDS if given in _known(c)]:
-        return Remark("unknown", text, f"{why}; trl {' and '.join(others)} has")
-    close = difflib.get_close_matches(name, [f"--{full}" for full in known], n=2)
-    near = f"; did you mean {' or '.join(close)}?" if close else ""
-    return Remark("unknown", text, why + near)
+def _correction(o: Options) -> Keys | Sourced:
+    switch, mode = "vllm_importance_sampling_correction", "vllm_importance_sampling_mode"
+    high, low = "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"
+    if not (o[switch] and o["use_vllm"]):
+        return o.trace(None, switch if o["use_vllm"] else "use_vllm")
+    level, _, kind = str(o[mode]).partition("_")
+    name = rules.correction_name(level, clips=kind == "truncate")
+    return {
+        "name": o.trace(name, mode, switch),
+        "options.high": o.trace(1e9 if o[high] is None else o[high], high),
+        "options.level": o.trace_if(name != "icepop", level, mode),
+        "options.low": o.trace_if(name != "truncate", o[low] or 0.0, low),
+    }
 
 
-def _files(given: Mapping[str, tuple[str, ...]], notes: list[Remark]) -> Iterator[Typed]:
-    """Yield the settings in the files of accelerate, TRL and DeepSpeed that flags name."""
-    flags = {name: words[0] for name, words in given.items() if words}
-    for flag in ("config_file", "accelerate_config"):
-        if flag in flags:
-            yield from _accelerate(flag, flags[flag], notes)
-    of_trl = [*_config(flags["config"], notes)] if "config" in flags else []
-    yield from of_trl
-    flags = {name: words[0] for name, words in of_trl if words} | flags
-    if "deepspeed" in flags:
-        yield from _deepspeed(flags["deepspeed"], notes)
+def _kl(o: Options) -> Keys | Sourced:
+    if not o["beta"]:
+        return o.trace("none", "beta")
+    if o.command == "rloo":
+        why = "TRL takes the KL of the whole response off its reward, before the others' mean is; "
+        why += "here each token loses the KL from there to the end. Expected gradients are the same"
+        estimator = o.trace("k1", "beta", note="TRL's")
+        return {"place": o.trace("reward", "beta", check=why), "estimator": estimator}
+    flag, level, why = "use_bias_correction_kl", "importance_sampling_level", ""
+    if o[flag] and o[level] == "sequence":
+        why = f"with {o.show(level)} TRL weighs a token's KL by the ratio of the whole response, "
+        why += f"here by the token's own; --{flag} false makes them the same"
+    return {
+        "place": o.trace("loss", "beta"),
+        "estimator": o.trace("k3", "beta", note="TRL's"),
+        "ratio_corrected": o.trace(bool(o[flag]), flag, check=why),
+    }
 
 
-def _config(path: str, notes: list[Remark]) -> Iterator[Typed]:
-    for name, value in _mapping(path).items():
-        if name == "env":
-            why = "variables of the environment are set before `plimsoll` is called"
-            notes.append(Remark("check", f"env of {path}", why))
-        else:
-            yield _as_typed(name.replace("-", "_"), value)
+def _dpo(o: Options) -> Keys:
+    names, weights = list(o["loss_type"]), o["loss_weights"]
+    learned = [name for name in names if name != "sft"]
+    is_known = len(learned) == 1 and learned[0] in _PAIR_LOSSES
+    why = f"not supported: known is one of {', '.join(_PAIR_LOSSES)}, beside which `sft` may stand"
+    o.require(is_known, why, "loss_type")
+    weights = weights or [1.0] * len(names)
+    why = f"{len(names)} numbers are needed, one a loss"
+    o.require(len(weights) == len(names), why, "loss_weights")
+    [name], by_name = learned, dict(zip(names, weights, strict=True))
+    o.require(by_name[name] > 0, f"{name} needs a weight over 0", "loss_weights")
+    weight, normalised = by_name[name], name in ("sigmoid_norm", "ipo")
+    check = f"the loss of pairs has weight 1 here, {weight:g} there: the learning rate counts"
+    named = o.trace(_PAIR_LOSSES[name], "loss_type", check=check if weight != 1.0 else "")
+    note = "TRL divides by the length"
+    smoothing, why = "label_smoothing", f"TRL reads it in {', '.join(_SMOOTHED)} alone"
+    keys: dict[str, Keys | Value] = {
+        "loss.name": named,
+        "loss.options.length_normalised": o.trace_if(normalised, True, "loss_type", note=note),
+        "loss.options.beta": o.take("beta"),
+        "loss.options.flip_rate": o.take_if(name == "robust", smoothing),
+        "smoothing": o.leave_out(why, smoothing, when=name != "robust", kind="idle"),
+    }
+    if "sft" in names:
+        share, note = by_name["sft"] / weight, "a mean over pairs, there over tokens"
+        keys["nll_weight"] = o.trace(share, "loss_type", "loss_weights", note=note)
+    return keys
 
 
-def _as_typed(name: str, value: object) -> Typed:
-    plain = isinstance(value, tuple) and not any(isinstance(v, dict | tuple) for v in value)
-    values = value if plain and isinstance(value, tuple) else (value,)
-    texts = ("None" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
-    return name, tuple(texts)
+def teacher(o: Options) -> Keys | None:
+    """Return the teacher of `trl gkd`; None for other commands."""
+    if o.command != "gkd":
+        return None
+    o.require_given("teacher_model_name_or_path", "the model to distil from")
+    why = "not supported: the student samples that share of the responses, and `plimsoll distill` "
+    o.require(o["lmbda"] <= 0, f"{why}learns on the rows' responses: --lmbda 0 is that", "lmbda")
+    return {"zero.stage": frozen_stage(o)}
 
 
-def _mapping(path: str) -> Mapping[str, object]:
-    """Return the mapping in a YAML or JSON file; raise ConfigError if it cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {why}. The command names it.") from error
-    return read_tree(text, path).values
+def reward_model(o: Options) -> Keys | None:
+    """Return the reward model, or None if none is given."""
+    if o["reward_model_name_or_path"] is None:
+        return None
+    return {
+        "role.zero.stage": frozen_stage(o),
+        "weight": o.trace(_weights(o)[0], "reward_weights"),
+        "tokenizer": Sourced("own", note="TRL tokenises for the model"),
+    }
 
 
-def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
-    """Yield the settings in a config of accelerate that can be converted."""
-    name = os.path.basename(path).partition(".")[0].removeprefix("deepspeed_")
-    values: dict[str, object] = {}
-    if Path(path).is_file():
-        config = _mapping(path)
-        values = {n: config[n] for n in _ACCELERATE if n in config}
-        if str(config.get("distributed_type", "")).upper() == "FSDP":
-            values["use_fsdp"] = True
-        for section in (config.get("deepspeed_config"), config.get("fsdp_config")):
-            if isinstance(section, dict):
-                values |= {n: section[n] for n in _DEEPSPEED if n in section}
-                if str(section.get("fsdp_offload_params", "")).lower() == "true":
-                    values["fsdp_offload_params"] = True
-    elif name in _CONFIGS:
-        values = dict(_CONFIGS[name])
-        why = f"the file is not here: taken as TRL's own {name}.yaml, of 8 processes"
-        notes.append(Remark("check", f"--{flag} {path}", why))
-    else:
-        why = "the file is not here: its processes, ZeRO stage and offload are not known"
-        notes.append(Remark("check", f"--{flag} {path}", why))
-    yield from (_as_typed(key, value) for key, value in values.items())
+def _weights(o: Options) -> list[float]:
+    """Return the weights of the reward model (if any) and of the functions, in this order."""
+    model, functions = o["reward_model_name_or_path"], list(o["reward_funcs"] or ())
+    number = len(functions) + (model is not None)
+    if number == 0:
+        ways = "--reward_funcs or --reward_model_name_or_path"
+        raise ConfigError(f"Nothing scores the responses. Give {ways}.")
+    weights = list(o["reward_weights"] or (1.0,) * number)
+    o.require(len(weights) == number, "one number is needed for each reward", "reward_weights")
+    return weights
 
 
-def _deepspeed(path: str, notes: list[Remark]) -> Iterator[Typed]:
-    """Yield the settings in a config of DeepSpeed that can be converted."""
-    if not Path(path).is_file():
-        why = "the file is not here: its ZeRO stage and offload are not known"
-        notes.append(Remark("check", f"--deepspeed {path}", why))
-        return
-    zero = _mapping(path).get("zero_optimization")
-    if not isinstance(zero, dict):
-        return
-    yield _as_typed("zero_stage", zero.get("stage", 0))
-    for name in ("optimizer", "param"):
-        offload = zero.get(f"offload_{name}")
-        if isinstance(offload, dict) and "device" in offload:
-            yield _as_typed(f"offload_{name}_device", offload["device"])
+def rewards(o: Options) -> Mapping[str, Keys]:
+    """Return the parts of the reward that functions give, by name."""
+    if not o.rl:
+        return {}
+    functions = list(o["reward_funcs"] or ())
+    weights = _weights(o)[o["reward_model_name_or_path"] is not None :]
+    parts: dict[str, Keys] = {}
+    for function, weight in zip(functions, weights, strict=True):
+        check, (name, values) = "", _FUNCTIONS.get(function, ("", {}))
+        if not name and "." in function:
+            name = ":".join(function.rsplit(".", 1))
+            check = "it runs as it is, and gets every column by its own name"
+        elif not name:
+            ways = f"{', '.join(_FUNCTIONS)}, or a dotted path such as my_module.my_reward"
+            raise ConfigError(f"--reward_funcs {function}: TRL has no such function: {ways}.")
+        part, note = function.rpartition(".")[2], "of each part here, of their sum there"
+        parts[re.sub(r"\W+", "_", part) or "reward"] = {
+            "name": o.trace(name, "reward_funcs", check=check),
+            "options": {k: o.trace(v, "reward_funcs", note=function) for k, v in values.items()},
+            "weight": o.trace(weight, "reward_weights"),
+            "clip": o.take("reward_clip_range", note=note),
+        }
+    return parts
 
 
 _VERSION = "1.16"
@@ -200,22 +303,22 @@ def convert(launch: Launch, cards: int | None = None) -> Converted:
             is wrong.
         SettingsConflict: Settings cannot work together.
     """
-    o = _read_options(launch, cards)
+    o = read_options(launch, cards)
     run: Keys = {
         "cluster": sections.machines(o),
         "actor": sections.actor(o),
         "reference": sections.reference(o),
-        "teacher": learning.teacher(o),
-        "reward_model": learning.reward_model(o),
-        "rewards": learning.rewards(o),
+        "teacher": teacher(o),
+        "reward_model": reward_model(o),
+        "rewards": rewards(o),
         "data": sections.data(o),
         "batch": sections.batch(o),
         "rollout": sections.rollout(o),
         "eval_sampling": {} if o["eval_strategy"] != "no" else None,
-        "algorithm": learning.algorithm(o),
+        "algorithm": algorithm(o),
         "run": sections.run(o),
     }
     old = o.given(*OLD_NAMES)
     about = f"TRL {'before 1.0' if old else _VERSION}, trl {o.command}"
     note = f"--{old[0]} {_OLD_NOTE}" if old else ""
-    return write_config(learning.job(o), run, o, about, note)
+    return write_config(job(o), run, o, about, note)

@@ -7,7 +7,6 @@ format of rows by column names. They are read if the data is a local file.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from math import ceil, floor
@@ -44,8 +43,7 @@ def processes(o: Options) -> int:
 
 def _is_single(o: Options) -> bool:
     """Return whether `python` starts one process, without a launcher."""
-    words = [word for word in o.launch.launcher if "=" not in word]
-    return bool(words) and o.launch.started_by.startswith("python") and o.launch.cards is None
+    return o.launch.started_by.startswith("python") and o.launch.cards is None
 
 
 def machines(o: Options) -> Keys:
@@ -53,8 +51,8 @@ def machines(o: Options) -> Keys:
     number, nodes = processes(o), int(o.launch.nodes or o["num_machines"] or 1)
     check = ""
     if o["num_processes"] is None and o.launch.cards is None and not _is_single(o):
-        check = "accelerate takes all cards, and nothing says how many they are: batches are "
-        check += f"reckoned with {number}. --num_processes N of the command, or --cluster, says it"
+        check = f"nothing says how many cards there are: reckoned with {number}. --num_processes N "
+        check += "of the command, or --cluster, says it"
     note = "python starts one process" if _is_single(o) else "a process a card"
     return {
         "ranks": o.trace(number, *o.given("num_processes"), note=note, check=check),
@@ -80,22 +78,20 @@ def frozen_stage(o: Options) -> Value:
 def _sharding(o: Options) -> Keys:
     note = "" if o["zero_stage"] is not None else "neither DeepSpeed nor FSDP: all of it on each"
     note = "FSDP divides weights, gradients and states" if _is_fsdp(o) else note
-    check = "TRL then keeps Adam's states in bfloat16, too, without fp32 masters; here both "
-    check += "are in float32"
+    check = "TRL keeps Adam's states in bfloat16, too, without fp32 masters; here both are float32"
     halves = o["dtype"] == "bfloat16" and not o["use_peft"] and not _asks_for_half(o)
-    offloads = o["fsdp_offload_params"] or "offload" in (o["fsdp"] or ())
-    devices = {"optimizer": "offload_optimizer_device", "parameter": "offload_param_device"}
-    on_disks = [id for id in devices.values() if o[id] == "nvme"]
+    devices = ("offload_optimizer_device", "offload_param_device")
+    on_disks = [id for id in devices if o[id] == "nvme"]
+
+    def offload(device: str) -> Value:
+        of_all = o["fsdp_offload_params"] or "offload" in (o["fsdp"] or ())
+        flags = o.given(device, "fsdp_offload_params", "fsdp")
+        return o.trace_if(of_all or o[device] in ("cpu", "nvme"), "cpu", *flags)
+
     return {
         "stage": o.trace(_stage(o), *o.given(*_DIVIDES), note=note),
-        **{
-            f"{states}_offload": o.trace_if(
-                offloads or o[device] in ("cpu", "nvme"),
-                "cpu",
-                *o.given(device, "fsdp_offload_params", "fsdp"),
-            )
-            for states, device in devices.items()
-        },
+        "optimizer_offload": offload(devices[0]),
+        "parameter_offload": offload(devices[1]),
         "state_dtype": rules.to_check(check) if halves else None,
         "disks": o.leave_out("states are kept in host memory, not on disks", *on_disks),
     }
@@ -121,8 +117,7 @@ def _dtype(o: Options) -> Keys | Value:
 
 def actor(o: Options) -> Keys:
     """Return the settings of the model that learns."""
-    if o["model_name_or_path"] is None:
-        raise ConfigError("--model_name_or_path is needed: the model to train.")
+    o.require_given("model_name_or_path", "the model to train")
     offloads = o["activation_offloading"]
     flag = "gradient_checkpointing" if o["gradient_checkpointing"] else "activation_offloading"
     why = "ratios of probabilities would be noise"
@@ -155,11 +150,8 @@ def _adapter(o: Options) -> Keys | None:
 
 def _optimizer(o: Options) -> Keys:
     name = str(o["optim"])
-    if name not in _EIGHT_BITS and not name.startswith("adamw") and name != "paged_adamw_32bit":
-        raise ConfigError(
-            f"{o.show('optim')}: not supported: weights are trained by AdamW, in 32 or in 8 bits. "
-            "Leave it out, or train it with TRL."
-        )
+    is_adamw = name.startswith("adamw") or name in (*_EIGHT_BITS, "paged_adamw_32bit")
+    o.require(is_adamw, "not supported: weights are trained by AdamW, in 32 or in 8 bits", "optim")
     steps = o["warmup_steps"] or 0
     warmup = o.trace(floor(steps), "warmup_steps")
     if steps < 1:
@@ -180,8 +172,8 @@ def _final_ratio(o: Options) -> Value:
     """
     flag, name = "lr_scheduler_kwargs", str(o["lr_scheduler_type"])
     if o[flag] is None:
-        if name == "cosine_with_min_lr":
-            raise ConfigError(f"{o.show('lr_scheduler_type')} needs --{flag} with min_lr_rate.")
+        why = f"it needs --{flag} with min_lr_rate"
+        o.require(name != "cosine_with_min_lr", why, "lr_scheduler_type")
         return None
     try:
         given = json.loads(o[flag])
@@ -217,17 +209,12 @@ def rollout(o: Options) -> Keys | None:
     if not o.rl:
         return None
     if not o["use_vllm"]:
-        engine = o.trace({}, "use_vllm")
-        placement = o.trace("shared", "use_vllm")
-        return {"vllm": None, "transformers": engine, "placement": placement}
+        engine, shared = o.trace({}, "use_vllm"), o.trace("shared", "use_vllm")
+        return {"vllm": None, "transformers": engine, "placement": shared}
     if o["vllm_mode"] == "server":
-        why = "the server's cards are engines of Plimsoll's: set rollout.engines and "
-        why += "rollout.vllm.tensor_parallel as it was started"
-        return {
-            "vllm": o.trace({}, "use_vllm"),
-            "placement": o.trace("own", "vllm_mode"),
-            "engines": rules.to_check(why),
-        }
+        why = "set rollout.engines and rollout.vllm.tensor_parallel as the server was started"
+        engine, apart = o.trace({}, "use_vllm"), o.trace("own", "vllm_mode")
+        return {"vllm": engine, "placement": apart, "engines": rules.to_check(why)}
     flag, number = "vllm_tensor_parallel_size", processes(o)
     note = f"{number} processes / {o[flag]}"
     return {
@@ -243,18 +230,13 @@ def _generation(o: Options) -> tuple[int, int]:
     """
     once, accumulated = o[_SIZE] * processes(o), o[_ACCUMULATED]
     given = o["generation_batch_size"]
-    if given is not None and given % once:
-        raise ConfigError(
-            f"{o.show('generation_batch_size')} must be a multiple of the {once} sequences that "
-            f"{processes(o)} processes learn at once ({o.show(_SIZE)})."
-        )
+    why = f"it must be a multiple of the {once} sequences that {processes(o)} processes learn at "
+    o.require((given or 0) % once == 0, f"{why}once", "generation_batch_size", _SIZE)
     steps = o["steps_per_generation"] or accumulated if given is None else given // once
-    if max(steps, accumulated) % min(steps, accumulated):
-        raise ConfigError(
-            f"A generation of {steps} steps and {o.show(_ACCUMULATED)}: one must be a multiple of "
-            "the other, so that a step here samples and learns whole batches."
-        )
-    return once * max(steps, accumulated), max(1, steps // accumulated)
+    most, least = max(steps, accumulated), min(steps, accumulated)
+    why = f"this and the {steps} steps of a generation: one must be a multiple of the other"
+    o.require(most % least == 0, why, _ACCUMULATED)
+    return once * most, max(1, steps // accumulated)
 
 
 def updates(o: Options) -> int:
@@ -271,12 +253,9 @@ def batch(o: Options) -> Keys:
     """Return the batch sizes of a step, without the responses to a prompt."""
     if o.rl:
         (responses, _), each = _generation(o), int(o["num_generations"])
-        if responses % each:
-            raise ConfigError(
-                f"{o.show('num_generations')} does not divide the {responses} responses of a "
-                f"generation ({processes(o)} processes, {o.show(_SIZE)}, {o.show(_ACCUMULATED)}). "
-                "Give --generation_batch_size or another number."
-            )
+        why = f"it does not divide the {responses} responses of a generation of {processes(o)} "
+        why += "processes. Give --generation_batch_size or another number"
+        o.require(responses % each == 0, why, "num_generations", _SIZE, _ACCUMULATED)
         bound, note = "max_completion_length", f"{responses} responses / {each}"
         longest = _longest_prompt(o) + o[bound]
         return {
@@ -287,8 +266,7 @@ def batch(o: Options) -> Keys:
     note = f"{o[_SIZE]} * {o[_ACCUMULATED]} of each of {processes(o)} processes"
     check = ""
     if o["packing"]:
-        check = "with --packing TRL counts packs of max_length, which hold several rows; here rows "
-        check += "are counted: multiply by how many rows a pack held"
+        check = "with --packing TRL counts packs, here rows are counted: multiply by rows a pack"
     longest = (o["max_length"] or _LONGEST) * (2 if o.pairs else 1)
     size = o.trace(number, _SIZE, _ACCUMULATED, note=note, check=check)
     return {
@@ -359,10 +337,7 @@ def _guessed_columns(o: Options) -> dict[str, Sourced]:
     """Return the columns of rows that are not known, with checks for the user."""
     columns = _columns(o, None)
     if o.pairs:
-        why = (
-            "if prompts are in a column `prompt`, write prompt: prompt; without it both responses "
-        )
-        why += "hold the whole conversation"
+        why = "if prompts are in a column `prompt`, write prompt: prompt"
         columns["chosen"] = rules.with_check(columns["chosen"], why)
     elif "messages" in columns:
         why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
@@ -379,8 +354,7 @@ def _sources(o: Options) -> list[tuple[str, Keys]]:
     """
     if o["datasets"] is None:
         path, name, split = "dataset_name", "dataset_config", "dataset_train_split"
-        if not o[path]:
-            raise ConfigError("--dataset_name (or `datasets` of the YAML) is needed: the rows.")
+        o.require_given(path, "the rows to learn from; or `datasets` of the YAML")
         rows = {
             "path": o.take(path),
             "name": o.trace_if(o[name], o[name], path, name),
@@ -391,9 +365,7 @@ def _sources(o: Options) -> list[tuple[str, Keys]]:
         entries = json.loads(o["datasets"])
     except ValueError as error:
         raise ConfigError(f"{_WANTED}: {error}.") from error
-    if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{_WANTED}.")
-    if not all(isinstance(entry, dict) for entry in entries):
+    if not (isinstance(entries, list) and entries and all(isinstance(e, dict) for e in entries)):
         raise ConfigError(f"{_WANTED}.")
     sources = [_source_of(number, entry) for number, entry in enumerate(entries, 1)]
     if len({source["weight"] is None for _, source in sources}) > 1:
@@ -424,9 +396,6 @@ def data(o: Options) -> Keys:
     rows = [{**source, **_columns(o, first_row(path))} for path, source in sources]
     if first_row(sources[0][0]) is None:
         rows[0] = {**rows[0], **_guessed_columns(o)}
-    stems = [path.rstrip("/").rpartition("/")[2].partition(".")[0] for path, _ in sources]
-    plain = (re.sub(r"\W+", "_", stem).strip("_") or "rows" for stem in stems)
-    names = [f"{stem}_{number}" for number, stem in enumerate(plain, 1)]
     template = "chat_template_path"
     is_template = str(o[template]).endswith((".jinja", ".j2", ".txt"))
     other = "the template of another model's tokenizer: write it into a .jinja file"
@@ -434,8 +403,7 @@ def data(o: Options) -> Keys:
     in_order = o["train_sampling_strategy"] == "sequential" and not o["shuffle_dataset"]
     if o.rl:
         flags = o.given("max_prompt_length", "vllm_max_model_length")[:1]
-        why = f"TRL bounds no prompt: {_PROMPT} tokens are Plimsoll's default. Longer ones are "
-        why += "refused: set it as your rows need"
+        why = f"TRL bounds no prompt; here more than {_PROMPT} tokens are refused: set it as needed"
         longest = o.trace(_longest_prompt(o), *flags) if flags else rules.to_check(why)
         cuts = o["max_prompt_length"] is not None
         over_long = o.trace_if(cuts, "truncate", "max_prompt_length")
@@ -445,7 +413,7 @@ def data(o: Options) -> Keys:
         longest = o.trace(length or _LONGEST, "max_length", check="" if length else why)
         over_long = o.trace("truncate", "truncation_mode", note="TRL cuts what is longer")
     return {
-        "train": rules.mixture_of(names, rows, weighted=rows[0].get("weight") is not None),
+        "train": rules.mixture_of([path for path, _ in sources], rows),
         "eval": _held_out(o, *sources[0]),
         "max_tokens": longest,
         "over_long": over_long,
@@ -478,12 +446,8 @@ def learned_tokens(o: Options) -> Value:
     answers = "response" in read if o["completion_only_loss"] is None else o["completion_only_loss"]
     assistant_only = o["assistant_only_loss"] or answers
     note = "TRL learns the other turns, too, but of prompts and completions"
-    return o.trace(
-        "assistant" if assistant_only else "all",
-        "assistant_only_loss",
-        "completion_only_loss",
-        note="" if assistant_only else note,
-    )
+    name, note = ("assistant", "") if assistant_only else ("all", note)
+    return o.trace(name, "assistant_only_loss", "completion_only_loss", note=note)
 
 
 def run(o: Options) -> Keys:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from plimsoll.errors import ConfigError
 from plimsoll_convert.launch import Trainer, programs_of
 
 COMMANDS: Mapping[str, str] = {
@@ -13,13 +13,13 @@ COMMANDS: Mapping[str, str] = {
 }
 """Programs that can be converted, with the short name of each in the settings' table."""
 _REFUSED: Mapping[str, str] = {
-    "main_generation": "`plimsoll sample CONFIG` samples and scores",
-    "main_generation_server": "`plimsoll sample CONFIG` samples and scores",
+    "main_generation(_server)?": "`plimsoll sample CONFIG` samples and scores",
     "main_eval": "`plimsoll eval CONFIG` measures",
     "fully_async_main": "give the command of verl.trainer.main_ppo, and set rollout.staleness in "
     "the config that it becomes",
     "main_dapo": "give the command of verl.trainer.main_ppo: DAPO is its settings",
 }
+_READ = "|".join([*COMMANDS, *_REFUSED])
 _PACKAGES = (
     "verl.trainer",
     "verl.experimental.fully_async_policy",
@@ -35,20 +35,9 @@ def find_program(words: Sequence[str]) -> tuple[str, int] | None:
     """
     for package in _PACKAGES:
         match = programs_of(package)(words)
-        if match is not None and (match[0] in COMMANDS or match[0] in _REFUSED):
+        if match is not None and re.fullmatch(_READ, match[0]):
             return ("fully_async_main", 1) if "experimental" in package else match
     return None
-
-
-def find_command(name: str) -> str:
-    """Return the short name in `COMMANDS` of a program.
-
-    Raises:
-        ConfigError: The program cannot be converted. The message says why.
-    """
-    if name in COMMANDS:
-        return COMMANDS[name]
-    raise ConfigError(f"{name} of verl is not read: {_REFUSED[name]}.")
 
 
 TRAINER = Trainer(
@@ -56,6 +45,8 @@ TRAINER = Trainer(
     reads="a command of verl 0.9.1 with its overrides",
     example="python3 -m verl.trainer.main_ppo data.train_files=...",
     programs=find_program,
+    commands=COMMANDS,
+    refused=_REFUSED,
     missing="none of its words is a program of verl's, such as verl.trainer.main_ppo",
     beside=("main_generation", "main_generation_server", "main_eval"),
     variables={"DEVICE": "gpu"},  # which its own scripts ask the machine for

@@ -50,11 +50,8 @@ def machines(o: Options, *, has_reward_model: bool) -> Keys:
     nodes = (o.launch.nodes if launched else None) or o[_CARDS[1]]
     pool = 0
     if has_reward_model and o[_HAS_POOL]:
-        if min(o[flag] for flag in _POOL) < 1:
-            raise ConfigError(
-                f"{o.show(*_POOL)}: {o.show(_HAS_POOL)} gives the reward model cards of its own, "
-                "and these are none. Say how many, or leave the pool out."
-            )
+        why = "the pool has no cards. Say how many, or leave it out"
+        o.require(min(o[flag] for flag in _POOL) > 0, why, _HAS_POOL, *_POOL)
         pool = o[_POOL[0]] * o[_POOL[1]]
         cards = o.cards or max(o[_CARDS[0]], o[_POOL[0]])
         nodes = max(nodes, -(-(cards_of(o) + pool) // cards))
@@ -70,10 +67,8 @@ def actor(o: Options) -> Keys:
     """Return the settings of the model that learns."""
     sections = _OF_SFT if o.command == "sft" else _OF_ACTOR
     flag = f"{sections[0]}.path"
-    if not o.given(flag):
-        raise ConfigError(f"{o.names[flag]}=... is needed: the model to train.")
-    if o[flag] is None:
-        raise ConfigError(f"{o.show(flag)}: a model's directory or its name on the hub is needed.")
+    why = "give the model to train, a directory or a name on the hub"
+    o.require(o.given(flag) and o[flag], why, flag)
     return _trained_role(o, sections, o.take(flag, os.path.expanduser))
 
 
@@ -91,28 +86,25 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
     """
     model, optim, engine = sections
     name, dtype = f"{optim}.optimizer", f"{engine}.model_dtype"
-    if str(o[name]).lower() not in ("adamw", "adam", "fusedadam"):
-        raise ConfigError(f"{o.show(name)}: not supported: weights are trained by AdamW.")
+    is_adam = str(o[name]).lower() in ("adamw", "adam", "fusedadam")
+    o.require(is_adam, "not supported: weights are trained by AdamW", name)
     full, computes_half = str(o[dtype]) in rules.HALF, str(o[dtype]) in rules.HALF_16
     masters = "" if full else "the optimizer keeps fp32 masters"
     gathered = f"{engine}.reshard_after_forward"
     policy, states = f"{engine}.offload_policy", f"{engine}.optimizer_offload"
     stage, weights = 3 if o[gathered] else 2, f"{engine}.param_offload"
     note = "FSDP divides weights, gradients and states" if stage == 3 else "weights stay gathered"
-    there = "" if o[policy] else "there they come to the cards for the step"
+    note_offload = "" if o[policy] else "there they come to the cards for the step"
+    offload = o.trace_if(o[policy] or o[states], "cpu", policy, states, note=note_offload)
     why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
-    role = "critic" if sections == _OF_CRITIC else "actor"
-    slow = "cluster.rank_sleep: all moves the weights of all roles to host memory while engines "
-    slow += f"sample; {role}.zero.parameter_offload: cpu keeps them there all the time, and is slow"
+    slow = "cluster.rank_sleep: all moves all weights to host memory while engines sample"
     return {
         "model.path": path,
         "model.dtype": o.trace_if(not computes_half, "bfloat16", dtype, note=masters),
         "adapter": {} if o[f"{model}.lora_rank"] else None,
         "optimizer": _schedule(o, optim),
         "zero.stage": o.trace(stage, gathered, note=note),
-        "zero.optimizer_offload": o.trace_if(
-            o[policy] or o[states], "cpu", policy, states, note=there
-        ),
+        "zero.optimizer_offload": offload,
         "zero.parameter_offload": o.trace_if(o[policy] and stage == 3, "cpu", policy),
         "zero.state_dtype": rules.to_check(f"{why}float32") if full else None,
         "half": rules.leave_out_halves(o, dtype),
@@ -165,17 +157,12 @@ def rollout(o: Options) -> Keys | None:
         return None
     name, width, dtype = rules.ids_of(_ROLLOUT, "name tensor_model_parallel_size dtype")
     if o[name] == "hf":
-        return {
-            "vllm": None,
-            "transformers.max_sequences": o.take(f"{_ROLLOUT}.max_num_seqs"),
-            "placement": Sourced("shared", note="it samples on the ranks' cards"),
-        }
+        most = o.take(f"{_ROLLOUT}.max_num_seqs")
+        here = Sourced("shared", note="it samples on the ranks' cards")
+        return {"vllm": None, "transformers.max_sequences": most, "placement": here}
     cards, across = cards_of(o), o[width] * (o[f"{_ROLLOUT}.pipeline_model_parallel_size"] or 1)
-    if across > cards:
-        raise ConfigError(
-            f"{o.show(width)}: an engine needs {across} cards, and there are {cards} "
-            f"({o.show(*_CARDS)})."
-        )
+    why = f"an engine needs {across} cards, and there are {cards}"
+    o.require(across <= cards, why, width, *_CARDS)
     left = f"{across} cards each: {cards % across} are left" if cards % across else ""
     note = f"{cards} cards / {across}"
     computes = "float32" if str(o[dtype]) in rules.FULL else "bfloat16"
@@ -194,9 +181,8 @@ def files(o: Options, flag: str) -> list[str]:
 
 def data(o: Options) -> Keys:
     """Return the settings of all data sets: training and held-out rows, lengths and template."""
+    o.require_given("data.train_files", "the rows to learn from")
     paths = files(o, "data.train_files")
-    if not paths:
-        raise ConfigError("data.train_files=... is needed: the rows to learn from.")
     limit = o.take("data.train_max_samples", positive)
     columns = _columns(o)
     tools = o.take_if(not o.rl and o.given("data.tools_key"), "data.tools_key")
@@ -211,7 +197,7 @@ def data(o: Options) -> Keys:
     note = "" if o[flag] in ("error", "right") else "there another part is cut off"
     over_long = o.trace("refuse" if o[flag] == "error" else "truncate", flag, note=note)
     return {
-        "train": rules.mixture_of(rules.source_names(paths), rows, weighted=False),
+        "train": rules.mixture_of(paths, rows),
         "eval": _held_out(o),
         "over_long": None if o[skips] else over_long,
         "on_bad_row": o.trace_if(o[skips], "skip", skips),
@@ -263,7 +249,7 @@ def _held_out(o: Options) -> Keys | None:
         "responses": o.take("actor_rollout_ref.rollout.val_kwargs.n"),
     }
     sets = [{**rows, "path": o.trace(path, flag)} for path in paths]
-    return {**rules.one_or_named(rules.source_names(paths), sets), "/left_out": rest}
+    return {**rules.one_or_named(paths, sets), "/left_out": rest}
 
 
 def eval_sampling(o: Options) -> Keys | None:

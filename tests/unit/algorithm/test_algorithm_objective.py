@@ -248,7 +248,7 @@ def expected_kl_gradient(
 
 
 def kl_gradient() -> Tensor:
-    """Of KL(policy || reference) itself."""
+    """Return the gradient of KL(policy || reference) itself."""
     logits = NOW.clone().requires_grad_()
     logp_V = logits.log_softmax(0)
     [found] = torch.autograd.grad((logp_V.exp() * (logp_V - REFERENCE)).sum(), logits)

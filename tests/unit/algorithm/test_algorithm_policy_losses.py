@@ -33,7 +33,7 @@ def inputs(
 
 
 def gradient(given_inputs: PolicyLossInputs, output: TokenLoss) -> list[float]:
-    """Of the sum over tokens."""
+    """Return the gradient of the sum over tokens."""
     [found] = torch.autograd.grad(output.loss_L.sum(), given_inputs.logprobs_L)
     return found.tolist()
 
@@ -193,8 +193,8 @@ def test_gspo_by_hand() -> None:
 
 
 def test_gspo_of_tokens_whose_advantages_differ_by_hand() -> None:
-    """As where the KL is in the reward. s = e^0.1 = 1.105171 is of both tokens, and so is what each
-    loses by it: -s (2 - 1) / 2 = -0.552585."""
+    """Advantages differ where the KL is in the reward. s = e^0.1 = 1.105171 is of both tokens, and
+    so is what each loses by it: -s (2 - 1) / 2 = -0.552585."""
     given_inputs = two_sequences([2.0, -1.0, 0.0])
     output = gspo(given_inputs, clip_low=0.15, clip_high=0.15)
     assert output.loss_L.tolist() == pytest.approx([-2.210342, 1.105171, 0], abs=1e-6)

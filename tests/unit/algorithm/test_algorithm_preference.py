@@ -180,7 +180,7 @@ def test_orpo_is_finite_for_certain_responses() -> None:
 
 
 def test_cdpo_is_least_where_the_policy_is_as_sure_as_the_labels() -> None:
-    """With a tenth of the labels flipped, at sigmoid(m) = 0.9."""
+    """If a tenth of the labels is flipped, the minimum is at sigmoid(m) = 0.9."""
     margin = doubles([2.1972246, 0.0], learns=True)  # ln 9
     compute("dpo", margin, doubles([0.0, 0.0]), doubles([1.0, 1.0]), beta=1.0, label_smoothing=0.1)
     output = functools.partial(compute, "dpo", beta=1.0, label_smoothing=0.1)

@@ -211,7 +211,7 @@ def test_a_preset_in_another_spelling_gets_the_right_command(
 def test_a_part_of_a_method_typed_as_a_command_gets_the_flag_of_rl(
     package: str, name: str, capsys: Captured
 ) -> None:
-    """And there is what is named."""
+    """The flag that the message names exists."""
     assert main([name, "ppo.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"`plimsoll rl CONFIG.yaml --algorithm.{package}.name {name}`" in said
@@ -226,7 +226,7 @@ def test_a_preset_without_values_refuses_a_critic(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("name", ["orpo", "simpo", "ipo", "cpo"])
 def test_a_loss_typed_as_a_command_gets_the_flag_of_dpo(name: str, capsys: Captured) -> None:
-    """And the job takes what is named."""
+    """The job takes the flag that the message names."""
     assert main([name, "dpo.yaml"]) == 2
     said = capsys.readouterr().err
     assert f"`plimsoll dpo CONFIG.yaml --algorithm.loss.name {name}`" in said

@@ -160,12 +160,12 @@ def test_the_page_is_written_whole_with_the_plan_within(capsys: Captured) -> Non
         (
             ["plan", "plan.yaml", "--cluster", "cpu", "--cluster.hardware=cpu"],
             2,
-            "--cluster and --cluster.hardware set the same key",
+            "--cluster and --cluster.hardware",
         ),
         (
             ["plan", "plan.yaml", "--cluster.nodes", "2", "--nodes", "2"],
             2,
-            "--nodes and --cluster.nodes set the same key",
+            "--nodes and --cluster.nodes",
         ),
         (["plan", "plan.yaml", "--jsn"], 2, "--jsn"),
         (["plan", "plan.yaml", "--apply", "one"], 2, "--apply"),

@@ -394,7 +394,7 @@ def test_the_path_of_a_teacher_is_checked_too(house: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("given", "way_out"),
     [
-        ("run/model", "plimsoll merge run/model --out DIRECTORY"),
+        ("run/model", "plimsoll merge run/model"),
         ("run", "plimsoll export run --to DIRECTORY"),
         ("run/checkpoints/step-000002", "plimsoll export run/checkpoints/step-000002 --to"),
         ("run/checkpoints/step-000002/actor", "plimsoll export run/checkpoints/step-000002 --to"),
@@ -615,7 +615,7 @@ def test_a_run_of_another_job_cannot_go_on(house: Path) -> None:
 
 
 def test_paths_in_the_home_directory(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all who read them find what was checked."""
+    """All readers of a path must find what was checked."""
     monkeypatch.setenv("HOME", str(house))
     sections = {"run.directory": "mine", "actor.model.path": "model", "data.train.path": "rows"}
     flags = [f"--{key}=~/{name}" for key, name in sections.items()]

@@ -23,7 +23,7 @@ def node(kills: int | None) -> NodeState:
 
 
 def sighting(before: int | None, after: int | None, used: int = 10 * GB) -> Sighting:
-    """How many the kernel had killed, and how full the node was when it was last read."""
+    """Return how many the kernel had killed, and how full the node was when it was last read."""
     last = Reading(HostReading("a", GB, GB, used, 64 * GB))
     return Sighting("rank 1", "a", None, node(before), node(after), {}, {"rank 1": last})
 

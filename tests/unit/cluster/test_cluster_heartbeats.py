@@ -173,7 +173,7 @@ def test_how_long_a_silence_may_be(
 
 
 def test_a_pulse_counts_the_work_of_processes_below() -> None:
-    """Of a compiler, say; also when it has ended."""
+    """A compiler is such a process; its work counts also after it has ended."""
     before = read_pulse()
     subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
     own = time.process_time()

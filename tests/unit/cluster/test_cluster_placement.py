@@ -46,7 +46,8 @@ def test_nodes_of_reward_models_come_before_those_of_the_engines() -> None:
 
 
 def test_groups_ask_for_cards_one_after_the_other() -> None:
-    """So that engines take no card of a node that ranks would fill. An engine's cards are one."""
+    """In this order engines take no card of a node that ranks would fill. An engine's cards are
+    one."""
     asked = reservations(ClusterConfig(), CLAIMS)
     assert [r.bundles for r in asked] == [(1, 1, 1, 1), (1, 1), (2, 2, 2)]
     assert [r.seats for r in asked] == [((0, 1, 2, 3),), ((0, 1),), ((0, 1, 2),)]
@@ -65,16 +66,24 @@ def test_groups_with_nodes_of_their_own_ask_together() -> None:
 def test_a_shortage_says_what_is_asked_there_missing_and_held() -> None:
     engines = reservations(ClusterConfig(), CLAIMS)[2]
     nodes = [NodeSupply("10.0.0.1", 8, 3), NodeSupply("10.0.0.2", 4, 0)]
+<<<<<<< HEAD
     held = ["this run holds 5 GPUs of 10.0.0.1", "`train.py` holds 4 GPUs of 10.0.0.2"]
     assert describe_shortage(engines, nodes, held).split("\n  ") == [
         "asked for 3 rollout engines of 2 cards each: 3 x 2 GPUs on one node",
         "there: 10.0.0.1 has 3 of 8 GPUs free; 10.0.0.2 has 0 of 4 GPUs free",
+=======
+    held = [Holding("this run", "10.0.0.1", 5), Holding("`train.py`", "10.0.0.2", 4)]
+    asked, there, *rest = describe_shortage(engines, nodes, held).split("\n  ")
+    assert asked.startswith("asked for 3 rollout engines of 2 cards")
+    assert "10.0.0.1 has 3 of 8 GPUs" in there and "10.0.0.2 has 0 of 4 GPUs" in there
+    assert rest == [
+>>>>>>> h_conv
         "missing: 2 x 2 GPUs on one node",
         *held,
     ]
     never = describe_shortage(reservations(APART, CLAIMS)[0], nodes, [])
     assert "each of them on a node of its own" in never
-    assert "that is missing even if nobody else holds a GPU" in never
+    assert "even if nobody else holds a GPU" in never
 
 
 @given(
@@ -94,7 +103,7 @@ def test_what_finds_room_is_no_more_than_there_is(
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
-    """As Ray 2.60 gave 24 cards of three nodes to as many ranks."""
+    """The places are those that Ray 2.60 gave to 24 ranks on three nodes."""
     given = "ABBBBBBBBAAACAAAACCCCCCC"
     order = order_by_node(list(given))
     assert "".join(given[i] for i in order) == 8 * "A" + 8 * "B" + 8 * "C"

@@ -23,7 +23,7 @@ def group(nodes: Sequence[str]) -> list[Member]:
     [("aaaa", 4), ("aabb", 2), ("aaaabb", 2), ("aaabb", 1), ("ab", 1), ("a", 1)],
 )
 def test_how_many_ranks_share_a_node(nodes: str, together: int) -> None:
-    """Of nodes with unlike numbers, parts of one size, none of which is on two nodes."""
+    """Nodes with unlike numbers are cut into parts of one size, none of which is on two nodes."""
     places = list(_places(group(nodes), "cuda", 1))
     assert [place.rank for place in places] == list(range(len(nodes)))
     assert {place.ranks_per_node for place in places} == {together}

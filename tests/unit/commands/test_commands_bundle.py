@@ -87,9 +87,7 @@ def test_what_a_run_wrote_is_equal_where_the_run_is_not(
     assert lines[0].startswith("step 4, schema 1") and lines[0].endswith(": 2 responses")
     assert lines[1] == "metrics: 2 of 2 equal"
     assert lines[2].startswith("advantages: 4 of 4 tokens equal")
-    assert (
-        lines[3] == "policy loss: -0.353553 at the weights that sampled, and -0.353553 was learned"
-    )
+    assert lines[3].startswith("policy loss: -0.353553 at")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from plimsoll.run.trajectories import write_trajectories
 
 
 def only(package: str | None) -> Callable[[str], str]:
-    """What the metadata say if this package alone is installed."""
+    """Return what the metadata say if this package alone is installed."""
 
     def version(name: str) -> str:
         if name == package:

@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> str:
 
 
 def planned(capsys: Captured, *words: str) -> dict[str, Any]:
-    """What `plimsoll plan` says in JSON."""
+    """Return what `plimsoll plan` says in JSON."""
     main(["plan", *words, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found

@@ -108,7 +108,7 @@ class Elements(HTMLParser):
 
 
 def page_of(run: RunDirectory) -> dict[str, Any]:
-    """What the page that a report writes has to show."""
+    """Return what the page that a report writes has to show."""
     report_run(run.path)
     elements = Elements(run.report_path.read_text()).found
     (data,) = [text for _, attributes, text in elements if attributes.get("id") == "data"]

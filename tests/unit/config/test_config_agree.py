@@ -379,7 +379,7 @@ def test_reward_models_that_have_all_ranks_need_no_ranks_of_their_own(tmp_path: 
     flags = f"{JUDGE} --cluster.reward_ranks=4".split()
     with pytest.raises(SettingsConflict, match=r"\[reward-ranks\]") as caught:
         load_spec(JOBS["sample"], str(path), flags)
-    assert "-> cluster.ranks: 4, and leave cluster.reward_ranks out" in str(caught.value)
+    assert "-> cluster.ranks: 4" in str(caught.value)
     load_spec(JOBS["sample"], str(path), [JUDGE, "--cluster.ranks=4"])
 
 

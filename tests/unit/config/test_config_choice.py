@@ -98,13 +98,13 @@ def test_by_the_name_of_a_function_of_a_file() -> None:
         ({"rate": True}, r"'rate' of 'chosen:score' is True \(bool\).*valid number"),
         ({"rate": "1"}, r"'rate' of 'chosen:score' is '1' \(str\).*valid number"),
         ({"rate": None}, r"'rate' of 'chosen:score' is None.*valid number"),
-        ({"times": True}, r"'times' of 'chosen:score' is True \(bool\).*valid integer"),
-        ({"times": 1.0}, r"'times' of 'chosen:score' is 1.0 \(float\).*valid integer"),
+        ({"times": True}, r"'times' of 'chosen:score' is True.*valid integer"),
+        ({"times": 1.0}, r"'times' of 'chosen:score' is 1.0.*valid integer"),
         ({"name": 1}, r"'name' of 'chosen:score' is 1 \(int\).*valid string"),
         ({"on": 1}, r"'on' of 'chosen:score' is 1 \(int\).*valid boolean"),
         ({"bound": 1.0}, r"'bound' of 'chosen:score' is 1.0.*greater than 1"),
         ({"kind": "c"}, r"'kind' of 'chosen:score' is 'c'.*'a' or 'b'"),
-        ({"tmies": 1}, r"no option 'tmies'\. Did you mean 'times'\? Its options: rate, times"),
+        ({"tmies": 1}, r"Did you mean 'times'\? .*: rate, times"),
         ({"text": "x"}, r"no option 'text'.*keyword-only"),
     ],
 )
@@ -116,38 +116,38 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exat", r"No rules is called 'exat'\. Did you mean 'exact'\? Known: exact\."),
-        ("empty", r"No rules is called 'empty'\. Known: exact\."),
-        ("chosen:scroe", r"'chosen:scroe': chosen has no 'scroe'\. Did you mean 'score'\?"),
+        ("exat", r"Did you mean 'exact'\? Known: exact\."),
+        ("empty", r"called 'empty'\. Known: exact\."),
+        ("chosen:scroe", r"chosen has no 'scroe'.*mean 'score'\?"),
         (
             "chosen:",
-            r"chosen has no ''.*It has: hidden_type, later, must, score, two\.",
+            r"chosen has no ''.*hidden_type, later, must, score, two\.",
         ),
-        ("chosen:not_a_function", r"names a int, and a Python function is needed"),
+        ("chosen:not_a_function", r"names a int"),
         ("chosen:later", r"'chosen:later' is an `async def`.*plain `def`"),
         (
             "chosen:two",
-            r"function of rules: missing a required argument: 'more'.*take 1 positional",
+            r"missing a required argument: 'more'.*take 1 positional",
         ),
         ("math:sqrt", r"Name one that is defined with `def`"),
         ("nowhere:score", r"cannot be imported: ModuleNotFoundError.*PYTHONPATH.*file\.py:score"),
-        ("chosn.py:score", r"There is no file 'chosn\.py'\. Did you mean 'chosen\.py'\?"),
+        ("chosn.py:score", r"'chosn\.py'.*mean 'chosen\.py'\?"),
         (
             "chosen.py:scroe",
-            r"'chosen\.py:scroe': chosen\.py has no 'scroe'\. Did you mean 'score'",
+            r"chosen\.py has no 'scroe'.*mean 'score'",
         ),
         ("chosen.py:later", r"'chosen\.py:later' is an `async def`"),
-        ("broken.py:score", r"'broken\.py' cannot be loaded: SyntaxError"),
+        ("broken.py:score", r"'broken\.py'.* loaded: SyntaxError"),
         ("chosen.py", r"No rules is called 'chosen\.py'.*path/to/file\.py:my_function"),
         ("needy:score", r"'needy:score' cannot be imported.*a_module_that_is_not_there"),
-        ("broken:score", r"'broken:score' cannot be imported: SyntaxError"),
-        ("typo:score", r"'typo:score' cannot be imported: NameError.*scroe"),
-        ("reading:score", r"'reading:score' cannot be imported: FileNotFoundError.*gone\.txt"),
-        ("asking:score", r"'asking:score' cannot be imported: KeyError: 'A_KEY_OF_NOBODY'"),
-        ("leaving:score", r"'leaving:score' cannot be imported: SystemExit: 3"),
+        ("broken:score", r"imported: SyntaxError"),
+        ("typo:score", r"imported: NameError.*scroe"),
+        ("reading:score", r"imported: FileNotFoundError.*gone\.txt"),
+        ("asking:score", r"KeyError: 'A_KEY_OF_NOBODY'"),
+        ("leaving:score", r"imported: SystemExit: 3"),
         (":score", r"':score' cannot be imported"),
         (".chosen:score", r"'.chosen:score' cannot be imported"),
-        ("chosen:must", r"needs the option 'scale': it has no default"),
+        ("chosen:must", r"needs the option 'scale'"),
         ("chosen:hidden_type", r"type of an option cannot be read.*Size.*TYPE_CHECKING"),
     ],
 )
@@ -219,7 +219,7 @@ def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", FUNCTIONS_OF)
 def test_files_of_plimsoll_are_read_as_they_are_imported(package: str) -> None:
-    """So the types of their options must be found in config/base.py."""
+    """The types of their options must be found in config/base.py."""
     where = f"{PACKAGE}.{package}"
     for name in built_in_names(where):
         choice = Choice(name=name)

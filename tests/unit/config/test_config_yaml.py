@@ -123,6 +123,6 @@ def test_what_cannot_be_read_is_refused_with_its_line(text: str, parts: list[str
 def test_aliases_of_aliases_are_refused_before_they_fill_the_memory() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    with pytest.raises(ConfigError, match=r"^c\.yaml:1: there are over 100,000 values, aliases"):
+    with pytest.raises(ConfigError, match=r"^c\.yaml:1: there are over 100,000"):
         read_tree("\n".join(lines), "c.yaml")
     assert read_tree("a: &a [1, 2]\nb: [*a, *a]", "c.yaml").values["b"] == ((1, 2), (1, 2))

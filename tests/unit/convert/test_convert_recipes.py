@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from accounts import at, check_complete, check_loads
+from accounts import at, check_complete, check_loads, known_flags
 from examples import percent
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from plimsoll.cli import main
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll_convert.launch import Launch, find_launches, programs_of
-from plimsoll_convert.openrlhf import RELEASES, given_version
-from plimsoll_convert.openrlhf.convert import convert, known_flags
-from plimsoll_convert.openrlhf.table import COMMANDS, VersionedFlag
+from plimsoll_convert.openrlhf import COMMANDS, RELEASES, given_version
+from plimsoll_convert.openrlhf.convert import convert
+from plimsoll_convert.openrlhf.table import VersionedFlag
 from plimsoll_convert.writer import Converted
 
 LINES = Path(__file__).with_name("openrlhf_commands.txt").read_text().splitlines()

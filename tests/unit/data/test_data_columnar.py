@@ -190,7 +190,7 @@ def test_text_that_is_no_json_is_a_bad_row(tokenizer: Tokenizer, tmp_path: Path)
 def test_a_whole_number_has_no_fraction(
     tokenizer: Tokenizer, tmp_path: Path, value: object, text: str
 ) -> None:
-    """With pandas, 72 becomes 72.0 if some rows have none. Functions get what the row has."""
+    """pandas makes 72.0 of 72 if some rows have none. Functions get what the row has."""
     pq.write_table(pa.table({"q": ["6*12?"], "r": [value]}), tmp_path / "a.parquet")
     source = SourceConfig(path=str(tmp_path / "a.parquet"), prompt="q", reference="r")
     template = make_template(tokenizer, "none", None)

@@ -270,7 +270,7 @@ def test_white_space_before_the_end_is_not_written_behind_it(tokenizer: Tokenize
 
 
 def test_an_end_that_only_the_last_turn_has(tokenizer: Tokenizer) -> None:
-    """With gpt-oss, sampling stops at another token than the template writes in earlier turns."""
+    """gpt-oss stops at another token than its template writes in earlier turns."""
     template = make_template(
         tokenizer,
         "{% for m in messages %}<|im_start|>{{ m.content }}"
@@ -369,13 +369,13 @@ def test_how_calls_end(
         (
             "deepseek-v2",
             [result("four")],
-            "deepseek-v2 leaves out a message of the role `tool`.*'four'",
+            "deepseek-v2 leaves out.*'four'",
         ),
-        ("glm-4", [user("a"), result("4")], "glm-4 leaves out a message of the role `tool`"),
+        ("glm-4", [user("a"), result("4")], "glm-4 leaves out"),
         (
             "glm-4",
             [{"role": "system", "content": "a"}],
-            "glm-4 moves a message of the role `system`",
+            "glm-4 moves",
         ),
     ],
 )

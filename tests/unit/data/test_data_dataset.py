@@ -273,7 +273,7 @@ def test_a_prompt_must_end_with_the_user(
 def test_a_prompt_that_ends_with_the_assistants_turn_is_continued(
     tokenizer: Tokenizer, tmp_path: Path, named: dict[str, Any], start: str
 ) -> None:
-    """As transformers does with `continue_final_message`."""
+    """transformers calls this `continue_final_message`."""
     turns = [USER, {"role": "assistant", "content": start}]
     data = config(tmp_path, {"turns": turns}, **named)
     template = make_template(tokenizer, None, None)
@@ -284,7 +284,7 @@ def test_a_prompt_that_ends_with_the_assistants_turn_is_continued(
     prompt = load_prompts(data, source(data), plain).items[0]
     assert tokenizer.decode(prompt.tokens) == USER["content"] + start
     [bad] = load_prompts(data, source(data), template, environments=["game"]).bad_rows
-    assert bad.problem == "ends with the assistant's turn, which no environment continues"
+    assert bad.problem.startswith("ends with the assistant's turn")
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_p
 def test_columns_that_do_not_say_what_to_read(
     check: Callable[[str, SourceConfig], Iterator[object]], columns: dict[str, str], message: str
 ) -> None:
-    """Such columns are refused before any row is read."""
+    """The config is refused before any row is read."""
     [problem] = check("data.train", SourceConfig.model_validate({"path": "x", **columns}))
     assert message in str(problem)
 

@@ -75,7 +75,7 @@ def test_items_of_an_array_that_are_no_objects_are_bad_rows_in_their_place(tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'[{"q": 1},\n{"q": }]', r"a\.json:2: the JSON array cannot be read on: Expecting value"),
+        (b'[{"q": 1},\n{"q": }]', r"a\.json:2: .*: Expecting value"),
         (b'[{"q": 1}\n\n{"q": 2}]', r"a\.json:3: .*: expecting ',', found '\{'"),
         (b'[{"q": 1},\n', r"a\.json:2: .*: Expecting value"),
         (b'[{"q": 1}]\n[]', r"a\.json:2: .*: something follows the array"),

@@ -61,7 +61,7 @@ def test_rows_share_a_prompt_in_both_forms(tokenizer: Tokenizer, tmp_path: Path)
 
 
 def test_each_label_that_can_be_meant(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """With pandas, true and false become 1.0 and 0.0 in a column with gaps."""
+    """pandas makes 1.0 and 0.0 of true and false in a column with gaps."""
     rows = [GOOD | {"label": label} for label in (True, False, 1, 0, 1.0, 0.0)]
     loaded = load(tokenizer, tmp_path, *rows)
     assert [row.desirable for row in loaded.items] == [True, False] * 3

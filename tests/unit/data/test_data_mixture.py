@@ -30,10 +30,8 @@ def by_source(order: MixedOrder, indices: list[int]) -> list[list[int]]:
 
 
 def test_turns_worked_out_by_hand() -> None:
-    """With weights 2, 1 and 1, draws are due at 1/4, 3/4, ..., and twice at 1/2, 3/2, ...
-
-    Of two draws at the same time, the first source's comes first.
-    """
+    """The weights 2, 1 and 1 make draws due at 1/4, 3/4, ..., and twice at 1/2, 3/2, ... If two
+    draws are due at the same time, the first source's comes first."""
     order = MixedOrder((Portion("a", 4, 2.0), Portion("b", 2, 1.0), Portion("c", 3, 1.0)), 0, False)
     assert order.indices(0, 12).tolist() == [0, 4, 6, 1, 2, 5, 7, 3, 0, 4, 8, 1]
     assert order.epochs(6) == {"a": 3 / 4, "b": 2 / 2, "c": 1 / 3}

@@ -54,7 +54,7 @@ def test_cost_is_tokens_plus_attention() -> None:
 
 
 def test_work_is_balanced_by_longest_first() -> None:
-    """Of 8 5 and 7 6, with 13 tokens each, 8 5 costs more attention. So the 4 joins 7 6."""
+    """8 5 and 7 6 have 13 tokens each, and 8 5 costs more attention. So the 4 joins 7 6."""
     packs = pack([sample(n) for n in (4, 5, 6, 7, 8)], ranks=2, budget=100)
     assert lengths(packs) == [[[7, 6, 4]], [[8, 5]]]
 
@@ -89,7 +89,7 @@ def test_a_sample_over_the_budget_is_refused_with_the_way_out() -> None:
         pack([sample(3), sample(12), sample(20)], ranks=1, budget=10)
     message = str(refused.value)
     assert "Sample 1 of the batch has 12 tokens" in message
-    assert "`batch.micro_batch_tokens` to at least 20" in message
+    assert "micro_batch_tokens` to at least 20" in message
 
 
 def test_a_sample_of_exactly_the_budget_fits() -> None:
@@ -133,7 +133,7 @@ def test_the_number_of_packs_is_near_the_least_possible(sizes: list[int], ranks:
 
 @given(SIZES, st.integers(1, 4))
 def test_ranks_cost_about_the_same(sizes: list[int], ranks: int) -> None:
-    """With room for everything, no two ranks differ by more than the costliest sample."""
+    """If there is room for everything, no two ranks differ by more than the costliest sample."""
     packs = pack([sample(n) for n in sizes], ranks, budget=10_000)
     cost = [sequence_cost(np.diff(rank[0].cu_seqlens)).sum() for rank in packs]
     assert max(cost) - min(cost) <= sequence_cost(np.array([max(sizes)]))[0] + 1e-9
@@ -172,7 +172,7 @@ def test_a_pair_over_the_budget_is_refused_with_the_way_out() -> None:
         pack_pairs([Pair(sample(3), sample(4)), Pair(sample(6), sample(5))], ranks=1, budget=10)
     message = str(refused.value)
     assert "Pair 1 of the batch has 11 tokens" in message
-    assert "`batch.micro_batch_tokens` to at least 11" in message
+    assert "micro_batch_tokens` to at least 11" in message
 
 
 PAIR_SIZES = st.lists(st.tuples(st.integers(1, 32), st.integers(1, 32)), min_size=1, max_size=30)
@@ -203,7 +203,7 @@ def test_both_sequences_of_a_pair_share_a_pack(
 
 @given(PAIR_SIZES, st.integers(1, 4))
 def test_ranks_cost_about_the_same_in_pairs(sizes: list[tuple[int, int]], ranks: int) -> None:
-    """With room for everything, no two ranks differ by more than the costliest pair."""
+    """If there is room for everything, no two ranks differ by more than the costliest pair."""
     packs = pack_pairs([Pair(sample(a), sample(b)) for a, b in sizes], ranks, budget=10_000)
     cost = [
         sequence_cost(np.diff(rank[0].cu_seqlens)).sum() if rank[0].samples_S[0] >= 0 else 0.0

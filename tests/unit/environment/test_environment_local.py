@@ -77,9 +77,9 @@ def test_async_methods_are_awaited() -> None:
     ("given", "why"),
     [
         (7, "'s step gave 7 (int), not a pair"),
-        (("more", "no"), "'s step gave 'no' (str), not true or false"),
-        ((7, False), "'s step gave 7 (int), not text, messages or None"),
-        ((None, False), "'s step gave None (NoneType), not something to say"),
+        (("more", "no"), "'s step gave 'no' (str)"),
+        ((7, False), "'s step gave 7 (int)"),
+        ((None, False), "'s step gave None (NoneType)"),
         (([{"role": "user"}], False), "not messages with role and content"),
         (Step("more", False, reward=float("nan")), "not a finite number as its reward"),
         (Step("more", False, figures={"x": "y"}), "not a finite number as its figure x"),  # type: ignore[dict-item]

@@ -136,12 +136,12 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("guess_numbr", "No environment is called 'guess_numbr'. Did you mean 'guess_number'?"),
+        ("guess_numbr", "Did you mean 'guess_number'?"),
         ("chess", "Known: calculator, command, functions, guess_number, self_correction."),
-        ("functions", "Functions has no tool: its public methods"),
+        ("functions", "Functions has no tool"),
         ("soundigns:Native", "No module named 'soundigns'"),
         ("soundings:Natve", "has no 'Natve'. Did you mean 'Native'? It has: BadTool, Empty, "),
-        ("soundigns.py:Native", "There is no file 'soundigns.py'. Did you mean 'soundings.py'?"),
+        ("soundigns.py:Native", "Did you mean 'soundings.py'?"),
         ("elsewhere/agent.py", "there is no folder 'elsewhere'"),
         ("soundings.py", "has no class AgentExecutor"),
         ("soundings:PORT", "names a int"),
@@ -152,7 +152,7 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
         ("broken:Native", "SyntaxError"),
         ("broken.py:Native", "SyntaxError"),
         ("leaving.py:Native", "SystemExit: 4"),
-        ("agents.py:Agent", "If it is an agent file of OpenRLHF, name it alone: agents.py"),
+        ("agents.py:Agent", "name it alone: agents.py"),
     ],
 )
 def test_names_that_cannot_be_used(name: str, why: str, own: Path) -> None:

@@ -28,7 +28,7 @@ from plimsoll.errors import ConfigError
 
 
 class CounterEnv:
-    """As TRL's documentation has environments: state, a reward of its own, tools."""
+    """An environment in the form of TRL's documentation: state, a reward of its own, tools."""
 
     def __init__(self) -> None:
         self.count = self.target = 0

@@ -18,7 +18,7 @@ Rows = Callable[[str], list[dict[str, Any]]]
 
 
 def script(path: str) -> SimpleNamespace:
-    """What a file of the examples has."""
+    """Return what a file of the examples has."""
     return SimpleNamespace(**runpy.run_path(str(EXAMPLES / path)))
 
 
@@ -51,7 +51,7 @@ def test_a_config_reads_what_was_prepared_and_no_held_out_prompt_is_trained_on(
 
 
 def test_the_heedful_guess_among_the_numbers_that_are_left(rows: Rows) -> None:
-    """Of the others some heed by chance."""
+    """Some of the other guessers do so by chance."""
     prepare = script("guessing_game/prepare.py")
     heedful = 0
     for row in rows("guessing_game/sft.jsonl"):

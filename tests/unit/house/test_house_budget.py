@@ -38,31 +38,31 @@ class Size(NamedTuple):
 
 BUDGET: dict[str, Size] = {
     ".": Size(226, 4, 11),
-    "algorithm": Size(937, 18, 18),
+    "algorithm": Size(947, 54, 19),
     "cli": Size(1094, 8, 2),
-    "cluster": Size(1526, 15, 15),
+    "cluster": Size(1533, 15, 16),
     "commands": Size(3048, 23, 22),
     "config": Size(1832, 20, 10),
-    "data": Size(2479, 16, 19),
-    "environment": Size(1635, 17, 18),
+    "data": Size(2499, 17, 22),
+    "environment": Size(1654, 17, 19),
     "interop": Size(256, 7, 1),
     "jobs": Size(1063, 18, 1),
-    "machine": Size(1015, 12, 14),
+    "machine": Size(1027, 12, 15),
     "memory": Size(2524, 16, 22),
     "model": Size(2974, 23, 25),
     "page": Size(1374, 11, 10),
-    "plimsoll_convert": Size(3749, 23, 12),
-    "process": Size(1182, 13, 8),
-    "resolve": Size(1926, 19, 13),
-    "reward": Size(1363, 18, 11),
-    "rl": Size(1813, 18, 22),
+    "plimsoll_convert": Size(3498, 20, 11),
+    "process": Size(1198, 14, 8),
+    "resolve": Size(1928, 19, 13),
+    "reward": Size(1442, 18, 22),
+    "rl": Size(1817, 18, 22),
     "run": Size(3073, 31, 40),
-    "sampler": Size(2119, 23, 13),
+    "sampler": Size(2131, 23, 13),
     "shapes": Size(640, 5, 11),
     "sync": Size(596, 5, 7),
     "timeline": Size(237, 3, 8),
     "train": Size(1331, 13, 5),
-    "trainer": Size(2774, 24, 33),
+    "trainer": Size(2775, 24, 33),
 }
 """At most so much in each package of the house, and in the converters; the files beside the
 packages are under `.`."""
@@ -92,7 +92,7 @@ def code_lines(text: str, tree: ast.Module) -> int:
 
 
 def is_text_alone(node: ast.AST) -> bool:
-    """Whether it is a docstring, of a module, class, function or attribute."""
+    """Return whether it is a docstring, of a module, class, function or attribute."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -30,7 +30,7 @@ def pins(name: str) -> dict[str, Version]:
 
 
 def asked(*extras: str) -> Iterator[Requirement]:
-    """What the project asks for, with these extras and those that they name."""
+    """Return what the project asks for, with these extras and those that they name."""
     texts = [*PROJECT["dependencies"]]
     texts += [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
     for one in map(Requirement, texts):

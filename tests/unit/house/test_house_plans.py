@@ -49,7 +49,7 @@ def _section(document: str, section: str) -> str:
 
 
 def _printed(document: str, command: str) -> str:
-    """What the command prints, with the config of this name in the document."""
+    """Return what the command prints, with the config of this name in the document."""
     name, *flags = shlex.split(command)[2:]
     config = re.search(rf"```yaml\n(# \w+: {re.escape(name)}\n.*?)```", document, re.DOTALL)
     assert config, f"no config begins with `# JOB: {name}`"

@@ -13,7 +13,7 @@ from plimsoll.config.keys import find_key, keys_of
 from plimsoll.jobs import JOBS
 from plimsoll.resolve.load import load_spec
 from plimsoll_convert.openrlhf.table import FLAGS
-from plimsoll_convert.verl.settings import FAMILIES, SETTINGS
+from plimsoll_convert.verl.table import FAMILIES, SETTINGS
 
 PROJECT = Path(__file__).parents[3]
 NAMES = "|".join(JOBS)

@@ -131,7 +131,7 @@ def test_what_is_no_list_is_for_others_to_refuse() -> None:
 
 @pytest.mark.parametrize("is_text", [True, False])
 def test_without_environments_they_are_given_what_the_rows_hold(is_text: bool) -> None:
-    """As by TRL: texts of a column of texts, conversations of a column of messages."""
+    """TRL gives texts of a column of texts, and conversations of a column of messages."""
     seen: dict[str, Any] = {}
 
     def reward(completions: Any, prompts: Any, **kwargs: Any) -> list[float]:
@@ -166,7 +166,7 @@ def of_environments(environments, **kwargs):
         ("of_all", {"process": True}, None, None),
         ("of_environments", {}, None, "the config has none"),
         ("of_all", {"process": True}, {}, "in the process that plays them"),
-        ("of_environments", {}, {"process": True}, "those of environments.game are in processes"),
+        ("of_environments", {}, {"process": True}, "environments.game are in processes"),
         ("of_all", {}, {"process": True}, None),
         ("of_environments", {}, {}, None),
     ],

@@ -41,7 +41,7 @@ def sizes(found: Plan, phase: str) -> dict[str, int]:
 
 
 def sizes_at(found: Plan, moment: Moment) -> dict[str, int]:
-    """As `sizes`, at a moment."""
+    """Return the `sizes` at a moment."""
     return _named(next(use for use in found.devices[0].uses if use.moment == moment))
 
 

@@ -105,7 +105,7 @@ def test_ligers_norms_need_no_block_and_its_mlps_write_over_what_they_saved() ->
 
 
 def test_of_gemma_2_liger_keeps_less_than_half() -> None:
-    """Of a layer four norms, with two outputs that products save, and the MLP."""
+    """A layer has four norms, with two outputs that products save, and the MLP."""
     gemma, stream, inner = "google/gemma-2-2b", 4096 * 2304, 4096 * 9216
     found = {whose: _saved(gemma, whose) for whose in FUSED}
     statistics = 4 * 4 * 4096
@@ -297,7 +297,7 @@ def test_magnitudes_with_dropout_keep_weights_of_4_bits_as_16() -> None:
 
 
 def test_magnitudes_write_an_update_and_an_identity_matrix_out() -> None:
-    """With few tokens that is the most: of `down`, 11,008 inputs and 4,096 outputs."""
+    """If there are few tokens, that is the most: of `down`, 11,008 inputs and 4,096 outputs."""
     few = MicroBatch(tokens=64, sequences=1, longest=64, loss_tokens=8)
     dora = AdapterForm(rank=8, targets=("down_proj",), element=2, dora=True)
     found = _bytes(replace(FULL, adapter=dora, checkpoint_every=1), few)
@@ -350,7 +350,7 @@ SHARED = replace(WORK, shared=4096)
 
 
 def test_shared_prompts_are_keys_and_values_once_more() -> None:
-    """And while they are undone, their gradients."""
+    """While they are undone, their gradients are held, too."""
     twice, once = (_bytes(FULL, work)["device activations"] for work in (WORK, SHARED))
     assert once - twice == 32 * 4096 * 2 * 2 * 4096
     scoring = replace(FULL, trained=False)

@@ -301,7 +301,8 @@ eval_sampling: {max_new_tokens: 50}
 
 
 def with_sets(text: str) -> str:
-    """With two sets of held-out prompts, one of which has the longest responses of all."""
+    """Return the config with two sets of held-out prompts, one of which has the longest responses
+    of all."""
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith("data:")]
     return "".join(lines) + SETS
 

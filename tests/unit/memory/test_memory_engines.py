@@ -83,7 +83,8 @@ def test_a_stage_has_its_layers_and_the_ends_have_a_table() -> None:
 
 
 def test_every_stage_has_as_many_blocks_as_the_one_with_room_for_the_fewest() -> None:
-    """That with the most layers; of a small share the last, which has logits beside a table."""
+    """It is the stage with the most layers; at a small share the last one, which has logits beside
+    a table."""
 
     def caches(one: VllmSampler) -> list[int]:
         held = (held_at(card_items(stage, CARD, 0, MOMENTS), SAMPLING) for stage in one.stages)

@@ -85,7 +85,8 @@ def card(index: int, used: int, *processes: CardProcess) -> LiveCard:
 
 
 def shares(held: int) -> dict[str, Reading]:
-    """Of rank 0, last read; of rank 1 the incident tells itself. 500 MB for each would be even."""
+    """Return the share of rank 0, last read; the incident tells rank 1's. 500 MB for each would be
+    even."""
     host = HostReading("a", 2 * GB, 2 * GB, 9 * GB, 512 * GB)
     return {"rank 0": Reading(host, None, (DividedShare("actor", "weights", GB, 2, held),))}
 
@@ -240,7 +241,7 @@ def test_what_do_other_processes_hold_of_a_card() -> None:
 
 
 def test_the_change_fits_what_was_there() -> None:
-    """Of a run that was killed with less than was planned, and of one that had that much."""
+    """One run was killed with less memory than was planned, one had as much."""
     whole = on_host(sft(), at("rank 0"))
     assert whole.room == whole.store.peak.bytes and whole.change is not None
     tight = on_host(sft(), at("rank 0", before=state(whole.room * 2 // 3)))

@@ -199,7 +199,7 @@ def moves_to_nodes(
 
 
 def test_actor_critic_and_engines_are_offered_nodes_of_their_own(tmp_path: Path) -> None:
-    """Whose cards would do on one node: it is the nodes' host memory that may be too small."""
+    """Their cards would fit on one node; the nodes' host memory may be too small."""
     own = {"cluster.own_nodes.actor": 1, "cluster.own_nodes.critic": 1}
     move = {"cluster.critic_ranks": 2, **own, "cluster.own_nodes.engines": 1, "cluster.nodes": 3}
     assert move in moves_to_nodes(tmp_path, "ranks: 2")
@@ -219,7 +219,7 @@ def test_reward_models_are_offered_nodes_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_larger_cluster_has_cards_for_all_groups_of_ranks(tmp_path: Path) -> None:
-    """Of four cards a node, of which the groups took two each."""
+    """Each node has four cards, of which the groups took two each."""
     groups = {"cluster.ranks": 6, "cluster.critic_ranks": 6}
     assert groups | {"cluster.nodes": 4} in moves_to_nodes(
         tmp_path, "nodes: 2, critic_ranks: 2, ranks: 2"

@@ -93,7 +93,7 @@ def test_an_unknown_family_lists_what_is_known() -> None:
 
 
 def test_fields_missing_from_a_text_config_are_named_with_the_family() -> None:
-    """As LLaVA 1.5's config.json."""
+    """LLaVA 1.5 has such a config.json."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
     with pytest.raises(ConfigError) as error:
         shape_from_config({"model_type": "llava", "text_config": text}, "models/sees")

@@ -70,7 +70,7 @@ def config(
 
 
 def card_peaks(of: RunSpec[Any]) -> dict[str, int]:
-    """Of the fullest card in each phase."""
+    """Return the peaks of the fullest card in each phase."""
     found = make_plan(of, Ground(parse_cluster("4xA100-80GB", of.cluster.nodes, 10**13)))
     uses = sorted((use for store in found.devices for use in store.phases), key=lambda u: u.bytes)
     return {use.moment.phase: use.bytes for use in uses}
@@ -81,7 +81,8 @@ def fullest_card(of: RunSpec[Any]) -> int:
 
 
 def with_(of: RunSpec[Any], key: str, value: object) -> RunSpec[Any] | None:
-    """None where the job has no such key, or the settings then contradict one another."""
+    """Return the changed config; None if the job has no such key, or the settings contradict one
+    another."""
     roles = ["actor", "critic"] if isinstance(of, RlConfig) else ["actor"]
     keys = [key.replace("*", role) for role in roles] if key.startswith("*") else [key]
     if key.startswith("*.adapter") and of.actor.adapter is None:

@@ -317,7 +317,8 @@ def test_nodes_that_hold_the_same_are_one_host() -> None:
 
 
 def test_the_cards_of_a_stage_hold_the_same() -> None:
-    """Of two cards each: 12 layers of Qwen2.5-0.5B in both stages, and the head in the second."""
+    """Each stage has two cards: 12 layers of Qwen2.5-0.5B in both stages, and the head in the
+    second."""
     text = PPO + "cluster: {ranks: 1}\n"
     text += "rollout: {vllm: {tensor_parallel: 2, pipeline_parallel: 2, memory_share: 0.5}}\n"
     found = plan("ppo", text, "5xA100-80GB").devices

@@ -56,7 +56,7 @@ def ppo(**rollout: Any) -> RlConfig:
 
 
 def held_while_loading(config: JobConfig, cluster: str = "cpu") -> dict[str, dict[str, int]]:
-    """Of every process: what it is, from its start on, by item."""
+    """Return what every process holds from its start on, by item."""
     job = make_job(spec_of(config), parse_cluster(cluster, 1, 10**12), CONSTANTS)
     return {
         process.name: {
@@ -206,7 +206,7 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
 
 
 def test_two_buckets_of_new_weights_are_on_their_way() -> None:
-    """Of Qwen2.5-0.5B's 494,032,768 weights and its head, 136,134,656 more that are tied."""
+    """Qwen2.5-0.5B has 494,032,768 weights, and its head 136,134,656 more that are tied."""
     tied, whole = 2 * 136_134_656, 2 * (494_032_768 + 136_134_656)
     for bucket, both in ((2**20, 4 * tied), (400 * 10**6, 2 * (400 * 10**6 + tied))):
         two = min(both, whole)

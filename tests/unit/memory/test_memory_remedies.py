@@ -62,7 +62,7 @@ def lacking(found: Plan) -> list[Problem]:
 
 
 def settings_of(fix: str) -> Iterator[dict[str, Any]]:
-    """Of each way that is keys with values."""
+    """Return the keys and values of each way that has some."""
     for way in (
         fix.replace(" or more", "").replace(RISKY, "").removesuffix(OTHERS_STAY).split(", or ")
     ):

@@ -90,7 +90,7 @@ def test_tokens_that_are_accepted_at_given_rates_are_refused(method: str) -> Non
     [("openlm-research/open_llama_3b", True), ("microsoft/phi-2", False), (QWEN, False)],
 )
 def test_heads_that_vllm_has_no_attention_for_on_cpu(model: str, refused: bool) -> None:
-    """Of 100, 80 and 128."""
+    """The head sizes are 100, 80 and 128."""
     changes = {"actor.model.path": model, "critic.model.path": model, "actor.zero.stage": 0}
     found = conflicts("ppo", {**changes, "cluster.device": "cpu"}, "cpu")
     assert ("vllm-head-size" in found) == refused

@@ -74,7 +74,7 @@ def test_bars_are_plain_ascii_where_they_must_be() -> None:
 
 
 def test_every_item_has_a_kind() -> None:
-    """Of whole runs: all that a role holds, the engines and the processes."""
+    """Whole runs have all that a role holds, the engines and the processes."""
     split = {"cluster.ranks": 4, "rollout.vllm.sleep_level": 1, "rollout.placement": "shared"}
     adapted = {"actor.adapter.rank": 8, "critic.zero.stage": 0, "actor.ema.decay": 0.9}
     jobs = [config("ppo", split | {"rollout.engines": 4}), config("ppo", adapted)]

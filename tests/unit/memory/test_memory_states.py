@@ -72,7 +72,8 @@ def test_narrow_accumulation_saves_two_bytes_at_stage_3() -> None:
 
 @pytest.mark.parametrize(("stage", "elements"), [(2, 500), (3, 300)])
 def test_what_is_widened_is_a_rank_s_share(stage: int, elements: int) -> None:
-    """Of all gradients together, which may hold a tensor whole; at stage 3 of each."""
+    """It is a share of all gradients together, which may hold a tensor whole; at stage 3 of each
+    gradient."""
     counts = Counts(trained=1000, frozen=0, largest=600, element=2)
     sizes = ZeroSizes(stage, 2, 4, 100, sub_group=10**9)
     made = {one.name: one.bytes for one in zero_states(counts, sizes, "cuda")}

@@ -30,7 +30,7 @@ def changes(**more: Any) -> dict[str, Any]:
 
 
 def found(role: str, name: str, **more: Any) -> list[Allocation]:
-    """Of rank 3, which collects nothing."""
+    """Return the items of rank 3, which collects nothing."""
     hardware = parse_cluster("8xA100-80GB", 1, 10**12)
     job = make_job(spec_of(read("distill", changes(**more))), hardware, Constants())
     [rank] = [process for process in job.layout.processes if process.name == "rank 3"]

@@ -24,7 +24,7 @@ def fused_in(config: PreTrainedConfig, fusions: Sequence[Fusion]) -> set[str]:
 
 
 def kept_by(forward: Callable[[], object]) -> list[Tensor]:
-    """What autograd saves of a forward."""
+    """Return what autograd saves of a forward."""
     kept: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def test_a_card_has_none_of_them(path: Path) -> None:
 
 
 def _filled_rows(lm: Any) -> int:
-    """As many as three tokens become."""
+    """Return the number of rows to which three tokens are padded."""
     pack = packed([Sample(torch.arange(3).numpy(), torch.arange(3).numpy() > 0)])
     with torch.no_grad():
         given = {"input_ids": pack.tokens_T[None], "position_ids": pack.positions_T[None]}

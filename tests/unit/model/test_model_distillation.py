@@ -79,7 +79,7 @@ def make_case(
 
 
 def definition(name: str, student: Tensor, teacher: Tensor) -> Tensor:
-    """Of each row, by the papers' sums over the vocabulary."""
+    """Return the divergence of each row, by the papers' sums over the vocabulary."""
     p, q = teacher.softmax(1), student.softmax(1)
     if name == "forward_kl":
         return (p * (p / q).log()).sum(1)
@@ -99,7 +99,7 @@ def full(
     form: LogitForm,
     from_teacher: LogitForm,
 ) -> Distilled:
-    """With all logits of both, in float64, and autograd's gradients."""
+    """Return loss and gradients from all logits of both models, in float64, by autograd."""
     bias = None if case.bias is None else case.bias.double()
     logits = torch.nn.functional.linear(case.hidden.double(), case.weight.double(), bias)
     student = capped(logits, form)

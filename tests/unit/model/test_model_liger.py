@@ -184,7 +184,7 @@ def test_gate_and_up_are_kept_and_written_over(function: str) -> None:
 
 
 def tables(dtype: torch.dtype, tokens: int, width: int) -> tuple[Tensor, Tensor]:
-    """Of a pack of two sequences, whose positions begin again."""
+    """Return rotary tables of a pack of two sequences, whose positions begin again."""
     shape: dict[str, Any] = {"hidden_size": 4 * width, "num_attention_heads": 4}
     embedding = LlamaRotaryEmbedding(LlamaConfig(**shape))
     first = tokens // 3

@@ -132,7 +132,8 @@ def test_a_folder_without_settings_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_byte_level_tokenizer_under_llamas_class_splits_as_its_file(tmp_path: Path) -> None:
-    """As DeepSeek-R1-Distill-Llama has it; version 5 gives it the words of SentencePiece."""
+    """DeepSeek-R1-Distill-Llama has such a tokenizer; version 5 of transformers gives it
+    SentencePiece's words."""
     file = Tokenizer(models.BPE(unk_token=None))
     file.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     file.decoder = decoders.ByteLevel()

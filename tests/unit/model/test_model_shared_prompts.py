@@ -126,7 +126,7 @@ def test_any_lengths(model: PolicyModel, groups: Groups, seed: int) -> None:
 
 
 def test_a_response_does_not_see_the_other(model: PolicyModel) -> None:
-    """With another first response, nothing changes for the second."""
+    """Another first response changes nothing for the second."""
     (first, second), shared = samples_in([(6, (5, 5))])
     changed = np.where(np.arange(11) < 6, first.tokens, (first.tokens + 1) % VOCAB)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def varlen_by_definition(
     window_size: tuple[int, int],
     enable_gqa: bool = True,
 ) -> Tensor:
-    """What flash attention's documentation says of `flash_attn_varlen_func`, written out."""
+    """Return what flash attention's documentation says of `flash_attn_varlen_func`, written out."""
     assert (int(cu_queries.diff().max()), int(cu_keys.diff().max())) == (most_queries, most_keys)
     left, right = window_size
     outputs = []

@@ -39,7 +39,7 @@ def test_settings_of_runs_are_compared_key_by_key(runs: tuple[Watched, ...]) -> 
 @pytest.mark.parametrize(
     ("name", "query", "said"),
     [
-        ("nothing", {}, "There is no 'nothing'. There are: progress"),
+        ("nothing", {}, "no 'nothing'. There are: progress"),
         ("curves", {}, "no section None"),
         ("curves", {"section": "learning", "from": "x"}, "from 'x' is no number"),
         ("memory", {"run": "2"}, "no run 2. There are 0 to 1"),

@@ -50,7 +50,7 @@ def test_a_line_that_is_half_written_waits_for_its_end(run: Watched) -> None:
 
 
 def test_a_file_that_was_written_anew_is_read_anew(run: Watched) -> None:
-    """As when a run goes on from a checkpoint: later rows are dropped, in a file of its own."""
+    """A run that goes on from a checkpoint drops later rows, in a file of its own."""
     path = run.run.metrics_path
     write_rows(path, [{"step": step, "reward": float(step)} for step in (1, 2, 3)])
     seen = run.look()

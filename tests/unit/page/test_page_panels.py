@@ -21,7 +21,7 @@ def test_every_job_has_curves_and_each_axis_one_unit() -> None:
 
 @pytest.mark.parametrize("job", sorted(name for name, job in JOBS.items() if not job.presets))
 def test_what_is_drawn_of_held_out_data_is_what_the_job_evaluates(job: str) -> None:
-    """Of reinforcement learning it is the reward, and parts that are named in the config."""
+    """In reinforcement learning it is the reward, and parts that are named in the config."""
     drawn = {name for panel in JOBS[job].panels for name in panel.series}
     evaluated = set(JOBS[job].evaluation(JOBS[job].config.model_construct()).written_names)
     assert {name for name in drawn if name.startswith("eval/")} <= evaluated

@@ -42,7 +42,7 @@ def scores(*advantages: Sequence[float]) -> TokenScores:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Watched:
-    """With a tokenizer in its final model."""
+    """A run with a tokenizer in its final model."""
     vocabulary = {word: place for place, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
@@ -165,7 +165,7 @@ def test_a_lone_response_is_shown_once(run: Watched) -> None:
 
 
 def test_a_frozen_page_has_every_group_that_it_can_be_asked_for(run: Watched) -> None:
-    """Of 40 groups those of the best and the worst, and a few between them."""
+    """It has the best and the worst of 40 groups, and a few between them."""
     rewards = [number / 40 for number in range(40)]
     sampled = [response(number, [1], reward) for number, reward in enumerate(rewards)]
     write_trajectories(run.run.trajectories_path(3), 3, sampled, None)

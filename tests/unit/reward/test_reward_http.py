@@ -155,7 +155,7 @@ def test_vllms_format(tmp_path: Path) -> None:
         ("lambda rows: (200, '{\"data\": []}')", "gave 0 numbers for 1 responses"),
         (
             """lambda rows: (200, '{"data": [{"index": 0, "probs": [0.1, 0.9]}]}')""",
-            r"gave \[\[0.1, 0.9\]\]: a reward model has one label",
+            r"gave \[\[0.1, 0.9\]\]",
         ),
         (
             """lambda rows: (200, '{"data": [{"index": 0, "probs": [NaN]}]}')""",
@@ -244,7 +244,7 @@ def test_garbage_stops_the_run_and_is_shown(tmp_path: Path, answer: str, why: st
     ("answer", "delay", "why"),
     [
         ("lambda texts: (503, 'too many')", 0.0, "503: 'too many'"),
-        (LENGTHS, 5.0, r"time_limit of 0\.5 s \(rewards\.far\.http\.time_limit\)"),
+        (LENGTHS, 5.0, r"0\.5 s \(rewards\.far\.http\.time_limit\)"),
         (None, 0.0, "reached: All connection attempts failed"),
     ],
 )

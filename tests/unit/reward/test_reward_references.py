@@ -29,7 +29,7 @@ VALUES: list[object] = ["72", 72, 72.0, 0, False, ["Ann", "Al"], {"target": ["An
 
 
 def trajectory(reference: object) -> Trajectory:
-    """As a row with this reference gives it."""
+    """Return the trajectory that a row with this reference gives."""
     text = None if reference is None else reference_text(reference)
     value = None if isinstance(reference, str) else reference
     prompt = Prompt(0, np.array([1], np.int32), "q", text, reference_value=value)

@@ -277,7 +277,7 @@ def test_format_knows_a_template_that_opens_the_first_tag() -> None:
     ("tokens", "value"), [(0, 0.0), (16, 0.0), (17, -0.25), (18, -0.5), (20, -1.0), (30, -1.0)]
 )
 def test_overlong_falls_linearly_within_the_buffer(tokens: int, value: float) -> None:
-    """Of DAPO's equation 13 with L_max = 20 and L_cache = 4."""
+    """The values are those of DAPO's equation 13 with L_max = 20 and L_cache = 4."""
     given = replace(
         trajectory("x"),
         response_tokens=np.zeros(tokens, np.int64),

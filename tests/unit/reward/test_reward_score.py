@@ -128,7 +128,7 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
         ("gives_numbers", "gave tensor([0.5000, 1.0000]) (Tensor)"),
         ("leaves", "raised SystemExit: 0."),
         ("is_cancelled", "raised asyncio.exceptions.CancelledError."),
-        ("fails_without_words", "raised my_rewards.Wordless: <exception str() failed>."),
+        ("fails_without_words", "raised my_rewards.Wordless"),
     ],
 )
 def test_a_rule_that_fails_names_itself_row_prompt_and_response(

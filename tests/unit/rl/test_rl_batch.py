@@ -331,7 +331,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> Non
 
 
 def four(ids: Sequence[int], second: Sequence[float] = (0, 0, 0, 0)) -> list[Trajectory]:
-    """Of the groups `ids`, with the rewards 0, 1, 2 and 3 (twice), and another."""
+    """Return the groups `ids` with the rewards 0, 1, 2 and 3 (twice), and another group."""
     found = trajectories([(2, 1), (2, 2), (2, 1), (2, 1)])
     return [
         replace(t, group=group, rewards=(*t.rewards, RewardPart("other", other, weight=0.5)))
@@ -359,7 +359,7 @@ def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts:
 def test_of_what_is_cut_off_nothing_is_learned_and_its_reward_counts(
     share_prompts: bool, cut_off: set[int]
 ) -> None:
-    """As above; the first and the third are of one group, and the mean stays that of both."""
+    """The first and the third are of one group, whose mean counts both."""
     algorithm: dict[str, Any] = {
         "advantage": {"name": "dr_grpo"},
         "kl": {"place": "loss"},
@@ -464,7 +464,7 @@ def test_the_share_of_responses_that_repeat_themselves_is_a_figure() -> None:
 
 
 def test_what_prefix_caches_had_is_a_share_of_all_episodes_prompts() -> None:
-    """Of 100 + 300 tokens 20 + 260; a response without turns has no part in it."""
+    """The cache had 20 + 260 of 100 + 300 tokens; a response without turns does not count."""
     figures = [(100.0, 20.0), (300.0, 260.0), (900.0, 0.0)]
     found = [
         replace(

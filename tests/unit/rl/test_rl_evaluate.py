@@ -96,7 +96,7 @@ def scored(trajectory: Trajectory) -> Trajectory:
 
 
 def asked(*texts: str, source: str = "") -> list[Prompt]:
-    """Of each the words are the answers that will be given; one of `1` is right."""
+    """Return prompts whose words are the answers that will be given; `1` is right."""
     words = [" ".join(f"####{word}" for word in text.split()) for text in texts]
     return [
         Prompt(i, np.array([ord(source[:1] or " "), i]), text, source=source)
@@ -107,7 +107,7 @@ def asked(*texts: str, source: str = "") -> list[Prompt]:
 def figures(
     spec: RunSpec[RlConfig], cluster: PlainCluster | None = None, **sets: list[Prompt]
 ) -> dict[str, float]:
-    """What an evaluation tells, all of which was told beforehand."""
+    """Return the figures of an evaluation whose answers are given beforehand."""
     held_out = {
         "data.eval" if name == "single" else f"data.eval.{name}": own for name, own in sets.items()
     }
@@ -204,7 +204,7 @@ def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(n: int, data: st.
 
 
 def test_pass_at_k_by_hand() -> None:
-    """Of 4 responses 1 passes: 1 - C(3,2)/C(4,2) = 1 - 3/6."""
+    """1 of 4 responses passes: 1 - C(3,2)/C(4,2) = 1 - 3/6."""
     assert (pass_at_k(4, 1, 2), pass_at_k(4, 1, 1), pass_at_k(4, 1, 4)) == (0.5, 0.25, 1.0)
     assert (pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)) == (0.0, 1.0)
     assert pass_at_k(10, 3, 5) == pytest.approx(1 - 21 / 252)
@@ -384,7 +384,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, float]]:
 
 def test_a_reward_of_ones_own_may_give_answers(own: Callable[[str], dict[str, float]]) -> None:
     assert own("1 1")["eval/maj@2"] == 1
-    with pytest.raises(FunctionFailed, match=r"answers of rewards\.right raised ZeroDivision"):
+    with pytest.raises(FunctionFailed, match=r"rewards\.right raised ZeroDivision"):
         own("1 5")
 
 

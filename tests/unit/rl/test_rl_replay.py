@@ -20,7 +20,8 @@ from plimsoll.run.trajectories import write_trajectories
 
 
 def replay_of(path: Path | None, *, run: dict[str, Any] | None = None) -> RunSpec[RlConfig]:
-    """Of two prompts with two responses of at most three tokens each, two steps long."""
+    """Return a replay of two prompts with two responses of at most three tokens each, two steps
+    long."""
     config = {
         "run": {"directory": "runs/x", **(run or {"steps": 2})},
         "data": {"train": {"path": "x.jsonl", "prompt": "p"}, "max_tokens": 2},

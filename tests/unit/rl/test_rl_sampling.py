@@ -169,7 +169,8 @@ def test_a_step_can_be_sampled_again_and_others_have_other_seeds() -> None:
 
 
 def test_the_seeds_of_a_step_are_what_they_were() -> None:
-    """Of the run's seed and the step; so a run of before is sampled again as it was."""
+    """They depend on the run's seed and the step alone, so an earlier run is sampled again as it
+    was."""
     cluster = PlainCluster(1)
     ask(cluster, 1, prompts(3, 4), step=7)
     seed = int(np.random.SeedSequence([5, 7]).generate_state(1)[0])

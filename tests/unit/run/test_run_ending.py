@@ -113,7 +113,7 @@ def test_an_unexpected_error_points_to_its_traceback(
     assert str(end_of(run, error)) == "failed: unexpected KeyError: 'reward'"
     _show_unexpected(type(error), error, error.__traceback__)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: unexpected KeyError: 'reward' at ")
+    assert first.startswith("error: unexpected KeyError: 'reward'")
     assert second.endswith(f" traceback: {run.path}/run.log")
 
 

@@ -100,7 +100,7 @@ def test_the_kl_of_long_responses_is_counted_by_the_token() -> None:
 
 
 def test_long_episodes_find_their_earlier_turns_in_the_cache() -> None:
-    """Of 8 turns of equal length 3/4 was there before; a fifth less is let pass."""
+    """3/4 of 8 turns of equal length was there before; a fifth less is let pass."""
     long = {"episode/turns": 8.0, "episode/prompt_tokens": 8 * 512.0}
     metric = "rollout/prefix_cache_hits"
     assert warnings_of(long | {metric: 0.61}) == []

@@ -129,7 +129,7 @@ with open_loggers(config, run, settings, int(first)) as loggers:
 
 
 def environment(path: Path) -> dict[str, str]:
-    """Of loggers that keep to this machine, and to the path."""
+    """Return environment variables that keep loggers to this machine, and to the path."""
     own = {
         "WANDB_MODE": "offline",
         "MLFLOW_TRACKING_URI": f"file:{path}/mlruns",

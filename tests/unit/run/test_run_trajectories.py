@@ -267,7 +267,7 @@ def test_files_of_before_are_read_by_people_and_refused_for_training(tmp_path: P
             *(9, 9, 0, "", "b", "z", "2", 0.5), {"right": 0.5}, -1.0, 1, 3, cut_off=False
         )
     ]
-    with pytest.raises(ConfigError, match="columns, group, loss_mask, parts, prompt_tokens"):
+    with pytest.raises(ConfigError, match="group, loss_mask, parts"):
         read_trajectories(path)
 
 

@@ -77,7 +77,7 @@ def plain_model(model: Path) -> nn.Module:
 
 
 def logits(model: Path, trajectory: Trajectory) -> Tensor:
-    """Of each response token, by one plain forward over the sequence alone."""
+    """Return the logits of each response token, by one plain forward over the sequence alone."""
     tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
     with torch.no_grad():
         found: Tensor = plain_model(model)(torch.from_numpy(tokens)[None]).logits[0]
@@ -136,7 +136,7 @@ def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
 def test_groups_of_heads_attend_as_in_a_full_forward(family: Family, tmp_path: Path) -> None:
-    """Of one, two and four heads of queries for one of keys, beyond a sliding window of 6."""
+    """One, two and four heads of queries share a head of keys, beyond a sliding window of 6."""
     for kv_heads in (1, 2, 4):
         config = tiny_config(family, True, vocab=32, hidden=32, kv_heads=kv_heads, window=6)
         config.initializer_range = 0.3
@@ -155,7 +155,7 @@ def test_groups_of_heads_attend_as_in_a_full_forward(family: Family, tmp_path: P
 def test_the_models_own_sampling_settings_change_nothing(
     engine: TransformersEngine, models: list[Path], tmp_path: Path
 ) -> None:
-    """Such as Qwen2.5-Instruct's repetition penalty: the trainer knows of none of them."""
+    """Qwen2.5-Instruct has a repetition penalty, of which the trainer knows nothing."""
     own = {"repetition_penalty": 3.0, "no_repeat_ngram_size": 2, "suppress_tokens": [3, 4, 5],
            "min_new_tokens": 10, "do_sample": True, "temperature": 0.2, "top_k": 2, "top_p": 0.5,
            "min_p": 0.2, "eos_token_id": END}  # fmt: skip

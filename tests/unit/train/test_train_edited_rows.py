@@ -85,7 +85,7 @@ def test_counts_that_changed_are_listed_by_source() -> None:
 
 
 def test_settings_at_their_defaults_are_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:
-    """So a key that is added later does not change the checkpoint's hash."""
+    """A key that is added later must not change the checkpoint's hash."""
     source = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
     config = {
         "run": {"directory": "run", "steps": 2},

@@ -43,7 +43,7 @@ ROLE = decided_role(TrainedRole(model=decided_model(path="m", dtype="bfloat16"))
 
 
 def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretch]]:
-    """As ZeRO 1 and 2: all weights one behind the other, padded, cut into equal pieces."""
+    """Divide as ZeRO 1 and 2 do: weights one behind the other, padded, cut into equal pieces."""
     whole = torch.cat(list(weights.values()))
     share = -(-len(whole) // ranks)
     padded = torch.cat([whole, torch.zeros(share * ranks - len(whole))])
@@ -58,7 +58,7 @@ def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretc
 
 
 def shared(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Stretch]]:
-    """As ZeRO 3: each weight padded and cut into equal pieces."""
+    """Divide as ZeRO 3 does: each weight padded and cut into equal pieces."""
     pieces, parts, at = [], [], 0
     for name, weight in weights.items():
         share = -(-len(weight) // ranks)
@@ -167,7 +167,7 @@ def test_what_is_trained_otherwise_is_refused(said: str, tmp_path: Path) -> None
 
 
 def test_only_differing_settings_of_an_adapter_are_listed(tmp_path: Path) -> None:
-    """And of how it is divided nothing: that may differ."""
+    """How it is divided may differ, and is not listed."""
     before, now = (
         ROLE.model_copy(update={"adapter": AdapterConfig(rank=rank, targets=targets)})
         for rank, targets in ((4, ("q_proj",)), (8, ("q_proj", "v_proj")))

@@ -107,7 +107,7 @@ def test_a_process_alone_serves_no_store() -> None:
 
 
 def test_groups_that_deepspeed_makes_wait_as_long_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And attention is not cuDNN's, which prepares each length anew."""
+    """Attention is not cuDNN's, which prepares each length anew."""
     c10d = dist.distributed_c10d
     monkeypatch.setattr(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
     before = torch.backends.cuda.cudnn_sdp_enabled()

@@ -83,7 +83,7 @@ SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=3)
 
 @given(st.lists(st.tuples(DTYPES, SHAPES), min_size=1, max_size=6))
 def test_a_bucket_gives_back_its_tensors(kinds: list[tuple[torch.dtype, list[int]]]) -> None:
-    """Of any dtypes and shapes in any order, so at any offset."""
+    """Tensors have any dtypes and shapes in any order, so any offset."""
     generator = torch.Generator().manual_seed(0)
     tensors = {
         f"t{i}": (torch.randn(shape, generator=generator) * 50).to(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.yaml_tree import read_tree, value_at
 from plimsoll.jobs import JOBS
 from plimsoll.resolve.load import load_spec
-from plimsoll_convert.openrlhf.table import VersionedFlag
+from plimsoll_convert.openrlhf import RELEASES
+from plimsoll_convert.openrlhf.table import FLAGS, VersionedFlag
 from plimsoll_convert.settings import Setting
 from plimsoll_convert.writer import Converted, config_text, table_text
 
@@ -52,15 +54,19 @@ def check_loads(converted: Converted, folder: Path) -> None:
     assert load_spec(JOBS[converted.job], str(file)).job.name == converted.job
 
 
-def unread(
-    settings: Collection[Setting | VersionedFlag], package: str, tables: Sequence[str]
-) -> list[str]:
+@cache
+def known_flags(command: str) -> tuple[VersionedFlag, ...]:
+    """Return OpenRLHF's flags that a command has in any version, in the table's order."""
+    return tuple(flag for flag in FLAGS if any(flag.name(command, v) for v in RELEASES))
+
+
+def unread(settings: Collection[Setting], package: str, tables: Sequence[str]) -> list[str]:
     """Return the settings with a counterpart that no converter asks for, and the keys that the
     table names for settings and that no job has."""
     folder = Path(import_module(package).__path__[0])
     files = [path for path in folder.glob("*.py") if path.name not in tables]
     text = "\n".join(path.read_text() for path in files)
-    names = {s.id: s.id for s in settings if s.absent is None and not s.keys}
+    names = {s.name: s.name for s in settings if s.absent is None and not s.keys}
     for role in ("actor", "critic"):
         names = {id: name.removeprefix(f"{role}_") for id, name in names.items()}
     keys = [re.split(r"[=[]", key)[0] for s in settings for key in filter(None, s.keys.split("+"))]

@@ -11,6 +11,16 @@ class ParrotConfig(RolloutEngineConfig):
 
     repeats: PositiveInt = 1
     """How many times an answer is said."""
+    naps: bool = False
+    """Whether the engine drops its weights while the ranks train."""
+
+    @property
+    def sleep_key(self) -> str | None:
+        return "naps" if self.naps else None
+
+    @property
+    def forgets_weights(self) -> bool:
+        return self.naps
 
 
 SAMPLING = ParrotConfig

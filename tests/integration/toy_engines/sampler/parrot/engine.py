@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from plimsoll.sampler.parrot.config import ParrotConfig
+import torch
 
-from plimsoll.records import Trajectory, single_turn
+from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.sampler.protocol import EngineSpec, Request, RolloutBuild
-from plimsoll.sampler.text import Decoder
-from plimsoll.sampler.transformers.engine import TransformersEngine
+from plimsoll.sampler.transformers.engine import TransformersEngine, environment
+from plimsoll.sync.channel import Channel
+
+from .config import ParrotConfig
 
 
-class ParrotEngine:
-    """A `RolloutEngine` that says what the reference answer says."""
+class ParrotEngine(TransformersEngine):
+    """A `RolloutEngine` that answers with the reference answer."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._weights = TransformersEngine(spec)
-        self._repeats = spec.rollout.settings_of(ParrotConfig).repeats
-        self._decoder = Decoder(spec.model, spec.trust_remote_code)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._weights, name)
+        super().__init__(spec)
+        self._settings = spec.rollout.settings_of(ParrotConfig)
+        self._dropped: dict[str, torch.Size] = {}
+        """The shapes of the weights that are dropped while the engine sleeps."""
 
     async def generate(self, request: Request) -> list[Trajectory]:
+        assert not self._dropped, "a request to an engine that sleeps"
         return [
-            await self._say(prompt, number, request)
+            await self._answer(prompt, number, request)
             for prompt in request.prompts
             for number in range(request.responses)
         ]
 
-    async def _say(self, prompt: Any, number: int, request: Request) -> Trajectory:
-        text = f"{prompt.reference} " * self._repeats + " again" * number
+    async def _answer(self, prompt: Prompt, number: int, request: Request) -> Trajectory:
+        text = f"{prompt.reference} " * self._settings.repeats + " again" * number
         tokens = self._decoder.tokenizer.encode(text, add_special_tokens=False)
-        answer = np.array([*tokens[: request.sampling.max_new_tokens - 1], *self._end])
-        [logprobs] = await self._weights.log_probs([np.concatenate([prompt.tokens, answer])])
+        end = self._decoder.end_tokens[:1]
+        answer = np.array([*tokens[: request.sampling.max_new_tokens - 1], *end])
+        [logprobs] = await self.log_probs([np.concatenate([prompt.tokens, answer])])
         return single_turn(
-            prompt, number, answer, logprobs[-len(answer) :], text, "stop",
-            self._weights._version,
-        )  # fmt: skip
+            prompt, number, answer, logprobs[-len(answer) :], text, "stop", self._version
+        )
 
-    @property
-    def _end(self) -> tuple[int, ...]:
-        return self._decoder.end_tokens[:1]
+    async def sleep(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            self._dropped[name] = parameter.shape
+            parameter.data = parameter.data.new_empty(0)
+
+    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
+        for name, shape in self._dropped.items():
+            parameter = self._model.get_parameter(name)
+            parameter.data = parameter.data.new_empty(shape)
+        self._dropped.clear()
+        await super().begin_sync(names, channel)
 
 
 ENGINE = RolloutBuild(
     start=ParrotEngine,
-    environment=lambda spec: {},
+    environment=environment,
     as_published=False,
     memory_settings=lambda spec: "",
     logged_error=lambda log: None,

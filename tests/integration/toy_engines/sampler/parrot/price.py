@@ -1,4 +1,4 @@
-"""What the engine holds."""
+"""The engine's memory."""
 
 from __future__ import annotations
 

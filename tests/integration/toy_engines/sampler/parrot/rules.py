@@ -1,4 +1,4 @@
-"""What the engine asks of a run."""
+"""The engine's requirements on a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _doctor(seen: Installed) -> Iterator[Problem]:
 
 RULES = RolloutRules(
     title="the parrot",
-    where=("local",),
+    where=("local", "ray"),
     package="transformers",
     packages=(SPEECH,),
     settings=lambda spec: iter(()),

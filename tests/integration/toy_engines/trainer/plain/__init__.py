@@ -1,1 +1,1 @@
-"""A trainer engine of plain PyTorch: one rank, everything in memory."""
+"""A trainer engine of plain PyTorch: the whole model on each rank, gradients added over ranks."""

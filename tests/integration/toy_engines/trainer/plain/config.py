@@ -6,14 +6,14 @@ from plimsoll.config.base import PositiveFloat, Settings
 
 
 class PlainConfig(Settings):
-    """Plain PyTorch on one rank."""
+    """Plain PyTorch: the whole model on each rank."""
 
     momentum: PositiveFloat = 0.9
     """The share of the last update that goes into the next."""
 
 
 class FrozenPlainConfig(Settings):
-    """Plain PyTorch: the whole model on the rank."""
+    """Plain PyTorch: the whole model on each rank."""
 
 
 TRAINED = PlainConfig

@@ -1,3 +1,7 @@
 """The engine has no levers."""
 
-LEVERS = ()
+from __future__ import annotations
+
+from plimsoll.timeline.levers import Lever
+
+LEVERS: tuple[Lever, ...] = ()

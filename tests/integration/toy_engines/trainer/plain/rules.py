@@ -1,27 +1,26 @@
-"""What the engine asks of a run."""
+"""The engine's requirements on a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from plimsoll.trainer.plain.config import FrozenPlainConfig, PlainConfig
-
 from plimsoll.config.problems import Problem, conflict
 from plimsoll.resolve.engine_rules import TrainerRules
 from plimsoll.resolve.run_spec import RunSpec
 
+from .config import FrozenPlainConfig, PlainConfig
 
-def _one_rank(spec: RunSpec[Any]) -> Iterator[Problem]:
-    if spec.cluster.ranks > 1:
-        why = "The plain engine divides nothing."
-        yield conflict(
-            "cluster.ranks", str(spec.cluster.ranks), why, "cluster.ranks: 1", code="offload-stage"
-        )
+
+def _full_momentum(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for name, role in spec.trained.items():
+        if role.optimizer.kind != "adamw":
+            key, why = f"{name}.optimizer.kind", "The plain engine keeps its momentum in full."
+            yield conflict(key, role.optimizer.kind, why, f"leave {key} out", "optimizer-value")
 
 
 RULES = TrainerRules(
-    settings=_one_rank,
+    settings=_full_momentum,
     plan=lambda spec, device: iter(()),
     tools=lambda spec: iter(()),
     host=lambda spec, host: iter(()),

@@ -5,12 +5,20 @@ The source is verl/trainer/config/ of 0.9.1, and for an older program the config
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from plimsoll.config.base import AUTO
+from plimsoll.config.secrets import MASK, is_secret
+from plimsoll.config.yaml_tree import read_value as read_yaml
+from plimsoll.config.yaml_tree import write_value
+from plimsoll.errors import ConfigError
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
+from plimsoll_convert.launch import Launch, propose
 from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOOL,
@@ -20,16 +28,24 @@ from plimsoll_convert.settings import (
     TEXT,
     WHOLE,
     WORDS,
+    Assignment,
     Convert,
+    Options,
+    Remark,
     Setting,
     ValueReader,
     absent,
+    by_name,
+    join_words,
     not_negative,
     one_of,
     or_none,
+    read_settings,
     settings,
+    settings_of,
     unchanged,
 )
+from plimsoll_convert.verl import TRAINER
 
 # fmt: off
 # ruff: noqa: E501  (a line a reason)
@@ -228,14 +244,100 @@ SETTINGS: tuple[Setting, ...] = (
     *_ABSENT,
 )
 
+OLD_PROGRAM = "fsdp_sft_trainer"
 FSDP_SFT: Mapping[str, object] = {
-    "data.prompt_key": "question",
-    "data.response_key": "answer",
-    "data.use_dynamic_bsz": False,
-    "model.enable_gradient_checkpointing": False,
-    "optim.lr": 1e-5,
-    "optim.betas": (0.9, 0.95),
-    "optim.lr_warmup_steps_ratio": 0.1,
-    "optim.lr_scheduler": "cosine"
+    "data.prompt_key": "question", "data.response_key": "answer", "data.use_dynamic_bsz": False,
+    "model.enable_gradient_checkpointing": False, "optim.lr": 1e-5, "optim.betas": (0.9, 0.95),
+    "optim.lr_warmup_steps_ratio": 0.1, "optim.lr_scheduler": "cosine",
 }
 """The defaults of fsdp_sft_trainer that sft_trainer has not (sft_trainer.yaml of 005a83db)."""
+
+# fmt: on
+
+_NOTHING = ("null", "None", "")
+_CONFIG_FILES = ("--config-path", "--config-dir", "-cp", "-cd")
+_CONFIG_NAMES = ("--config-name", "-cn")
+
+
+def read_options(launch: Launch, cards: int | None) -> Options:
+    """Return the options of a command.
+
+    Raises:
+        ConfigError: The program cannot be converted, or values cannot be read.
+    """
+    command = TRAINER.short_name(launch.program)
+    notes: list[Remark] = []
+    overrides = dict(_overrides(launch.arguments, notes))
+    is_old = launch.program == OLD_PROGRAM
+    listed = settings_of(SETTINGS, command, FSDP_SFT if is_old else None)
+    known = by_name(listed)
+    given = [_assignment(known, name, text) for name, text in overrides.items()]
+    of_families = [g[0] for g in given if not isinstance(g, Remark) and g[1] not in known]
+    unset = any("$" in text for text in overrides.values())
+    remedy = "give another value, or leave it out"
+    remedy += "; --set gives a variable of the script" if unset else ""
+    settings = {setting.name: setting for setting in (*listed, *of_families)}
+    facts: dict[str, Any] = {"cards": cards, "show_default": _show}
+    return read_settings(command, launch, settings, [*notes, *given], remedy, **facts)
+
+
+def _show(name: str, value: object) -> str:
+    return f"{name}={write_value(value)}"
+
+
+def _overrides(words: Sequence[str], notes: list[Remark]) -> Iterator[tuple[str, str]]:
+    """Yield (key, text of the value) for each override; add notes on words that are not read."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in _CONFIG_NAMES:
+            yield _CONFIG_NAMES[0], value or next(rest, "")
+        elif name in _CONFIG_FILES:
+            why = "a config of your own is not read: give what it sets as overrides"
+            notes.append(Remark("check", f"{name} {value or next(rest, '')}", why))
+        elif word.startswith("~"):
+            why = "what is taken away there has its default here"
+            notes.append(Remark("check", shlex.quote(word), why))
+        elif equals and name and not word.startswith("-"):
+            yield name.lstrip("+"), value
+        else:
+            why = "it is no override KEY=VALUE"
+            notes.append(Remark("unknown", join_words("", [word]).strip() or "''", why))
+
+
+def _assignment(known: Mapping[str, Setting], name: str, value: str) -> Assignment | Remark:
+    """Return the assignment of a key, which may be one of a family without a counterpart."""
+    text = f"{name}={value}"
+    if is_secret(name) or "env_vars" in text:
+        text = f"{name}={MASK}"
+    of_family = (Setting(name, (), WORDS, absent=r) for p, r in FAMILIES if name.startswith(p))
+    setting = known.get(name) or next(of_family, None)
+    if setting is not None:
+        return setting, name, _words(value), text if text.isprintable() else repr(text)
+    last = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    close += [key for key in known if key.rpartition(".")[2] == last]
+    near = list(dict.fromkeys(close))[:2] or difflib.get_close_matches(name, known, n=1)
+    why = f"no such key is known, of verl 0.9.1 or of those before{propose(near)}"
+    return Remark("unknown", join_words("", [text]).strip(), why)
+
+
+def _words(text: str) -> tuple[str, ...] | None:
+    """Return the words of a value in hydra's grammar; None for null.
+
+    Raises:
+        ConfigError: The text begins like a list but is no list.
+    """
+    bare = text.strip()
+    if bare in _NOTHING:
+        return None
+    if bare[0] == bare[-1] and bare[0] in "'\"" and len(bare) > 1:
+        bare = bare[1:-1].strip()
+    if bare.startswith("["):
+        try:
+            values = read_yaml(bare)
+        except ConfigError as error:
+            raise ConfigError(f"{text}: It must be a list, such as [a, b].") from error
+        if isinstance(values, tuple):
+            return tuple(v if isinstance(v, str) else write_value(v) for v in values)
+    return (bare,)

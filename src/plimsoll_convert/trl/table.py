@@ -8,10 +8,19 @@ TrainingArguments (5.23).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 
+from plimsoll.config.problems import refuse
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.errors import ConfigError
 from plimsoll_convert import absences as why
 from plimsoll_convert.absences import Absence
+from plimsoll_convert.launch import Launch, propose
 from plimsoll_convert.rules import adapter_targets, sleep_level
 from plimsoll_convert.settings import (
     BOOL,
@@ -22,12 +31,22 @@ from plimsoll_convert.settings import (
     TEXT,
     WHOLE,
     WORDS,
+    Assignment,
+    Options,
+    Remark,
     Setting,
+    Typed,
     absent,
+    by_name,
+    join_words,
     not_negative,
     one_of,
+    read_settings,
     settings,
+    settings_of,
+    split_flags,
 )
+from plimsoll_convert.trl import COMMANDS, TRAINER
 
 # fmt: off
 # ruff: noqa: E501  (a line a reason)
@@ -82,17 +101,10 @@ OLD_NAMES = ("vllm_device", "vllm_dtype", "vllm_enable_prefix_caching")
 """Settings that only TRL before 1.0 has (0.14 to 0.16): they tell the version."""
 
 OLD_DEFAULTS: Mapping[str, object] = {
-    "beta": 0.04,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "loss_type": "grpo",
-    "max_completion_length": 256,
-    "max_prompt_length": 512,
-    "temperature": 0.9,
-    "use_bias_correction_kl": False,
-    "vllm_gpu_memory_utilization": 0.9,
-    "vllm_importance_sampling_correction": False,
-    "vllm_mode": "server"
+    "beta": 0.04, "bf16": False, "gradient_checkpointing": False, "loss_type": "grpo",
+    "max_completion_length": 256, "max_prompt_length": 512, "temperature": 0.9,
+    "use_bias_correction_kl": False, "vllm_gpu_memory_utilization": 0.9,
+    "vllm_importance_sampling_correction": False, "vllm_mode": "server",
 }
 """The defaults of GRPOConfig then, where they are other ones now. `top_k` was 50: the ratio of
 policies would be wrong with it.
@@ -187,3 +199,144 @@ SETTINGS: tuple[Setting, ...] = (
     *settings("reward_clip_range", "rloo", PAIR),
     *_ABSENT,
 )
+
+# fmt: on
+
+_NULLS = (("None",), ("null",))
+_CONFIGS: Mapping[str, Mapping[str, object]] = {
+    "single_gpu": {"num_processes": 1},
+    "multi_gpu": {"num_processes": 8},
+    **{f"zero{n}": {"zero_stage": n, "num_processes": 8} for n in (1, 2, 3)},
+    **{f"fsdp{n}": {"use_fsdp": True, "num_processes": 8} for n in (1, 2)},
+}
+"""Settings of TRL's own accelerate configs, by the files' names without `deepspeed_`."""
+_ACCELERATE = ("num_processes", "num_machines", "zero_stage", "mixed_precision")
+_DEEPSPEED = ("zero_stage", "offload_optimizer_device", "offload_param_device")
+
+
+@cache
+def _known(command: str) -> Mapping[str, Setting]:
+    return by_name(settings_of(SETTINGS, command))
+
+
+def read_options(launch: Launch, cards: int | None) -> Options:
+    """Return the options of a command.
+
+    Raises:
+        ConfigError: The program cannot be converted, or a file or a value cannot be read.
+    """
+    command = TRAINER.short_name(launch.program)
+    words = launch.launcher
+    at = next((i for i, word in enumerate(words) if os.path.basename(word) == "accelerate"), None)
+    of_accelerate = () if at is None else words[at + 2 :]
+    flags = [word for word in of_accelerate if word not in ("-m", "python")]
+    typed, problems = split_flags([*flags, *launch.arguments])
+    refuse(problems)
+    given = {name.replace("-", "_"): words for name, words in typed}
+    notes: list[Remark] = []
+    options = {**dict(_files(given, notes)), **given}
+    old = command == "grpo" and any(name in options for name in OLD_NAMES)
+    listed = settings_of(SETTINGS, command, OLD_DEFAULTS if old else None)
+    settings = {f"--{setting.name}": setting for setting in listed}
+    assignments = [_assignment(command, name, words) for name, words in options.items()]
+    remedy = "give another value, or leave the flag out"
+    return read_settings(command, launch, settings, [*notes, *assignments], remedy, cards=cards)
+
+
+def _assignment(command: str, given: str, words: tuple[str, ...]) -> Assignment | Remark:
+    """Return the assignment of an option: its name may be `no_NAME`, or a unique prefix."""
+    known, name = _known(command), f"--{given}"
+    text = join_words(name, words)
+    value = None if words[:1] in _NULLS else words
+    if given in known:
+        return known[given], name, value, text
+    switch = known.get(given.removeprefix("no_"))
+    if switch is not None and (switch.reader.kind is bool or switch.absent is not None):
+        return switch, name, ("false",), text
+    begun = {s.name: s for full, s in known.items() if full.startswith(given or " ")}
+    if len(begun) == 1:
+        return next(iter(begun.values())), name, value, text
+    why = f"trl {command} of TRL 1.16 has no such setting"
+    if others := [c for c in COMMANDS if given in _known(c)]:
+        return Remark("unknown", text, f"{why}; trl {' and '.join(others)} has")
+    close = difflib.get_close_matches(name, [f"--{full}" for full in known], n=2)
+    return Remark("unknown", text, why + propose(close))
+
+
+def _files(given: Mapping[str, tuple[str, ...]], notes: list[Remark]) -> Iterator[Typed]:
+    """Yield the settings in the files of accelerate, TRL and DeepSpeed that flags name."""
+    flags = {name: words[0] for name, words in given.items() if words}
+    for flag in ("config_file", "accelerate_config"):
+        if flag in flags:
+            yield from _accelerate(flag, flags[flag], notes)
+    of_trl = [*_config(flags["config"], notes)] if "config" in flags else []
+    yield from of_trl
+    flags = {name: words[0] for name, words in of_trl if words} | flags
+    if "deepspeed" in flags:
+        yield from _deepspeed(flags["deepspeed"], notes)
+
+
+def _config(path: str, notes: list[Remark]) -> Iterator[Typed]:
+    for name, value in _mapping(path).items():
+        if name == "env":
+            why = "variables of the environment are set before `plimsoll` is called"
+            notes.append(Remark("check", f"env of {path}", why))
+        else:
+            yield _as_typed(name.replace("-", "_"), value)
+
+
+def _as_typed(name: str, value: object) -> Typed:
+    plain = isinstance(value, tuple) and not any(isinstance(v, dict | tuple) for v in value)
+    values = value if plain and isinstance(value, tuple) else (value,)
+    texts = ("None" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
+    return name, tuple(texts)
+
+
+def _mapping(path: str) -> Mapping[str, object]:
+    """Return the mapping in a YAML or JSON file; raise ConfigError if it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {why}. The command names it.") from error
+    return read_tree(text, path).values
+
+
+def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
+    """Yield the settings in a config of accelerate that can be converted."""
+    name = os.path.basename(path).partition(".")[0].removeprefix("deepspeed_")
+    why, values = "", dict[str, object]()
+    if Path(path).is_file():
+        config = _mapping(path)
+        values = {n: config[n] for n in _ACCELERATE if n in config}
+        if str(config.get("distributed_type", "")).upper() == "FSDP":
+            values["use_fsdp"] = True
+        for section in (config.get("deepspeed_config"), config.get("fsdp_config")):
+            if isinstance(section, dict):
+                values |= {n: section[n] for n in _DEEPSPEED if n in section}
+                if str(section.get("fsdp_offload_params", "")).lower() == "true":
+                    values["fsdp_offload_params"] = True
+    elif name in _CONFIGS:
+        values = dict(_CONFIGS[name])
+        why = f"the file is not here: taken as TRL's own {name}.yaml, of 8 processes"
+    else:
+        why = "the file is not here: its processes, ZeRO stage and offload are not known"
+    if why:
+        notes.append(Remark("check", f"--{flag} {path}", why))
+    yield from (_as_typed(key, value) for key, value in values.items())
+
+
+def _deepspeed(path: str, notes: list[Remark]) -> Iterator[Typed]:
+    """Yield the settings in a config of DeepSpeed that can be converted."""
+    if not Path(path).is_file():
+        why = "the file is not here: its ZeRO stage and offload are not known"
+        notes.append(Remark("check", f"--deepspeed {path}", why))
+        return
+    zero = _mapping(path).get("zero_optimization")
+    if not isinstance(zero, dict):
+        return
+    yield _as_typed("zero_stage", zero.get("stage", 0))
+    for name in ("optimizer", "param"):
+        offload = zero.get(f"offload_{name}")
+        if isinstance(offload, dict) and "device" in offload:
+            yield _as_typed(f"offload_{name}_device", offload["device"])
