@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import ray
 
-from plimsoll.cluster.placement import Claim
 from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.ray_actors import Host, Member
@@ -52,6 +51,7 @@ from plimsoll.rl.batch import (
 )
 from plimsoll.run.trajectories import to_bytes, write_trajectories
 from plimsoll.sampler.protocol import EngineSpec, Request
+from plimsoll.sync.channel import Channel
 from plimsoll.trainer.weights import WeightPlan
 
 Job = Callable[[], object]
@@ -81,7 +81,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Measured:
-    """CPU seconds of a part at its sizes; bytes at the peak of the largest, if they are measured."""
+    """CPU seconds of a part at its sizes; bytes a unit at the peak, if they are measured."""
 
     seconds: tuple[float, ...]
     peak: int | None
@@ -258,7 +258,10 @@ class Light:
             ]
         if method == "weight_plan":
             return self._plan
-        return ("host", "/memory/of/a/rank", 2**28) if method == "weight_bucket" else 2**28
+        return Channel("host", 2**28) if method == "open_channel" else 0
+
+    async def call_each(self, method: str, each: Any) -> None:
+        """Answer once for all, as if the data planes had done the rest."""
 
     async def watch(self) -> None:
         """Wait for ever."""
@@ -346,7 +349,7 @@ def send_weights(members: int, stack: ExitStack) -> Job:
     count = 70 * 2 * 10**9 // 2**28
     buckets = tuple(names[i * 723 // count : (i + 1) * 723 // count] for i in range(count))
     engines = members // 9
-    plan = WeightPlan(names, buckets, 2**28)
+    plan = WeightPlan(names, buckets, (2**28,) * count)
     cluster = stack.enter_context(closing(SimulatedCluster(members - engines, engines, plan)))
     rollout = RolloutConfig.model_validate({"transformers": {}, "sync": {"route": "host"}})
     route = ActorRoute(cluster, 4096, False, rollout)
@@ -398,7 +401,9 @@ def main() -> None:
     if unknown:
         parser.error(f"no part is named {unknown[0]!r}: {', '.join(PARTS)}")
     figures = {}
-    print("| part | sizes | CPU seconds | exponent | extrapolated |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| part | sizes | CPU seconds | exponent | extrapolated |\n| --- | --- | --- | --- | --- |"
+    )
     for name in given.parts or PARTS:
         part = PARTS[name]
         found = measure(part)
