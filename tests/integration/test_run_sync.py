@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -268,19 +268,14 @@ def unfinished(worker: Any) -> int:
     return sum(bool(layer.loaded_weights) for layer in layers)
 
 
-def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lying, rpc = [], VllmEngine._rpc
+def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(pair: Pair) -> None:
+    lying = list[Path]()
 
-    async def look(engine: VllmEngine, method: str, *arguments: object) -> None:
-        if method == "plimsoll_receive":
-            [(_, _, [path])] = cast(Any, arguments[0])
-            lying.append(Path(path).readlink())
-        await rpc(engine, method, *arguments)
+    def look(bucket: WeightBucket) -> WeightBucket:
+        lying.append(Path(bucket.handle[0]).readlink())
+        return bucket
 
-    monkeypatch.setattr(VllmEngine, "_rpc", look)
-    pair.sync(1)
+    replace(pair, alter=look).sync(1)
     assert lying and not any(path.exists() for path in lying)
 
 

@@ -460,10 +460,9 @@ class Worker:
         if self._outlet is not None:
             self._outlet.drop()
         self._outlet = None
-        by_card = route == "ipc"
-        card = card_name(self._device) if by_card else ""
-        readers = cards.count(card) if by_card else processes
-        if not (readers if by_card else self._place.rank == 0):
+        card = card_name(self._device) if route == "ipc" else ""
+        readers = cards.count(card) if card else processes  # CPUs have no name: rank 0 serves all
+        if not (readers if card else self._place.rank == 0):
             return None
         channel = Channel(route, largest, readers, card, near, address=self._place.address)
         self._outlet = open_outlet(channel, self._device)
