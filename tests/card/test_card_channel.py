@@ -24,7 +24,13 @@ from plimsoll.model.sending import keep_on_host, send
 from plimsoll.records import Sample
 from plimsoll.sampler.protocol import EngineSpec
 from plimsoll.sampler.transformers.config import TransformersConfig
-from plimsoll.sync.buckets import WeightBucket, checksums, ship_bucket, split_bytes
+from plimsoll.sync.buckets import (
+    WeightBucket,
+    checksums,
+    rebuild_bucket,
+    ship_bucket,
+    split_bytes,
+)
 from plimsoll.sync.channel import Channel, open_inlet, open_outlet
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
@@ -62,8 +68,9 @@ def test_ranks_without_an_engine_on_their_card_keep_nothing_of_a_sync(
 
 
 def die_with_memory_open(channel: Channel, connection: Any) -> None:
-    bucket = connection.recv()
-    data = open_inlet(channel, 1, CARD).open(bucket.handle, bucket.bytes)
+    inlet = open_inlet(channel, 1, CARD)
+    bucket = rebuild_bucket(inlet.next())
+    data = inlet.open(bucket.handle, bucket.bytes)
     connection.send(len(data))
     connection.recv()
 
@@ -73,14 +80,14 @@ def test_memory_comes_back_from_an_engine_that_died(has_opened: bool) -> None:
     checksums(torch.zeros(8, dtype=torch.uint8, device=CARD), [8])  # its factors stay
     torch.cuda.ipc_collect()  # what other tests shared
     before = torch.cuda.memory_allocated(CARD)
-    outlet, channel = open_outlet(Channel("ipc", BUCKET), CARD, True)
+    outlet = open_outlet(Channel("ipc", BUCKET, readers=1), CARD)
+    channel = outlet.channel
     bucket = bucket_on_card(1, outlet)
     if has_opened:
         context = get_context("spawn")
         near, far = context.Pipe()
         engine = context.Process(target=die_with_memory_open, args=(channel, far))
         engine.start()
-        near.send(bucket)
         assert answer(near) == bucket.bytes
         engine.kill()
         engine.join()
@@ -90,7 +97,8 @@ def test_memory_comes_back_from_an_engine_that_died(has_opened: bool) -> None:
 
 def test_an_engine_does_not_wait_for_the_copy_of_host_memory() -> None:
     """The sender fills its buffer anew only when the engine has waited, at a bucket's end."""
-    outlet, channel = open_outlet(Channel("host", BUCKET), CARD, True)
+    outlet = open_outlet(Channel("host", BUCKET, readers=1), CARD)
+    channel = outlet.channel
     inlet = open_inlet(channel, 1, CARD)
     for number in range(3):
         bucket = bucket_on_card(number, outlet)

@@ -95,7 +95,7 @@ def test_a_host_copy_that_is_not_there_yet_is_read_as_other_bytes() -> None:
 
 def reads_what_is_shipped(module: Any) -> bool:
     """Return whether shared memory holds a bucket's bytes as soon as its handle goes out."""
-    outlet = module.HostOutlet(CARD, 1000, near=True)
+    outlet = module.HostOutlet(CARD, channel.Channel("host", 1000))
     outlet.room(1000).fill_(7)
     [path] = outlet.ship()
     return bool((channel.map_file(path, 1000) == 7).all())

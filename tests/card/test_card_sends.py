@@ -11,7 +11,7 @@ from engine_cases import Setting, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.config.rollout import DecidedRoute
-from plimsoll.sync.buckets import split_bytes, sum_pieces
+from plimsoll.sync.buckets import rebuild_bucket, split_bytes, sum_pieces
 from plimsoll.sync.channel import Channel, open_inlet, open_outlet
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.weights import gather_bucket, plan_weights
@@ -26,17 +26,19 @@ def send_twice(place: Place, model: Path, route: DecidedRoute) -> tuple[int, lis
     lm: Any = engine.module.lm
     weights = dict(lm.named_parameters(remove_duplicate=False))
     plan = plan_weights(engine, 300_000, True, False)
-    outlet, channel = open_outlet(Channel(route, plan.largest), place.torch_device, True)
+    outlet = open_outlet(Channel(route, plan.largest, readers=1), place.torch_device)
+    channel = outlet.channel
+    inlet = open_inlet(channel, 1, place.torch_device)
     for _ in range(2):
-        inlet = open_inlet(channel, 1, place.torch_device)
         for names in plan.buckets:
             bucket = gather_bucket(engine, names, True, outlet)
-            assert bucket is not None and inlet.reaches(bucket.handle)
+            assert rebuild_bucket(inlet.next()) == bucket
             data = inlet.open(bucket.handle, bucket.bytes)
             assert sum_pieces(bucket.tensors, data) == [sent.checksum for sent in bucket.tensors]
             pieces = split_bytes(bucket.tensors, data)
             arrived += sum(torch.equal(piece, weights[name]) for name, piece in pieces.items())
             del data, pieces
+            inlet.release()
         inlet.close()
         outlet.close()
         held.append(torch.cuda.memory_allocated())

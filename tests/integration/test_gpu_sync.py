@@ -43,11 +43,11 @@ def test_another_process_maps_the_card_and_the_memory_comes_back(expandable: boo
     kept = torch.empty(2 * LARGEST, dtype=torch.uint8, device=CARD)  # leaves a growing block
     del kept
     before = torch.cuda.memory_allocated(CARD)
-    outlet, channel = open_outlet(Channel("ipc", LARGEST), CARD, True)
+    outlet = open_outlet(Channel("ipc", LARGEST, readers=1), CARD)
+    channel = outlet.channel
     with engines(End(channel, device=CARD)) as [connection]:
         for number in range(5):
             bucket = ship_bucket({n: t.to(CARD) for n, t in tensors_of(number).items()}, outlet)
-            connection.send(bucket)
             check_bucket(bucket, answer(connection), number)
         assert torch.cuda.memory_allocated(CARD) >= before + 2 * LARGEST
     outlet.close()
@@ -57,21 +57,21 @@ def test_another_process_maps_the_card_and_the_memory_comes_back(expandable: boo
 
 @needs_two
 def test_nccl_broadcasts_to_another_card() -> None:
-    outlet, channel = open_outlet(Channel("nccl", LARGEST, "127.0.0.1", members=2), CARD, True)
+    outlet = open_outlet(Channel("nccl", LARGEST, readers=1), CARD)
+    channel = outlet.channel
     with engines(End(channel, device=torch.device("cuda", 1))) as [connection]:
         for number in range(5):
             bucket = ship_bucket({n: t.to(CARD) for n, t in tensors_of(number).items()}, outlet)
-            connection.send(bucket)
             check_bucket(bucket, answer(connection), number)
         outlet.close()
 
 
 def test_host_memory_is_pinned_and_read_by_a_card() -> None:
-    outlet, channel = open_outlet(Channel("host", LARGEST), CARD, True)
+    outlet = open_outlet(Channel("host", LARGEST, readers=1), CARD)
+    channel = outlet.channel
     with engines(End(channel, device=CARD)) as [connection]:
         for number in range(5):
             bucket = ship_bucket({n: t.to(CARD) for n, t in tensors_of(number).items()}, outlet)
-            connection.send(bucket)
             check_bucket(bucket, answer(connection), number)
     outlet.close()
 

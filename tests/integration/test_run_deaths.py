@@ -346,11 +346,11 @@ def test_who_is_named_is_where_a_failure_began(
     rollout = RolloutConfig(dtype="bfloat16").with_engine(TransformersConfig())
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
     cluster = RayCluster(ClusterConfig(), [spec], threads=1, device="cpu")
-    bucket = [("actor", (), True)]
+    bucket: Any = Worker.weight_bucket, ("actor", (), True), RolloutEngine.receive
     assert cluster.own_groups == {}
     try:
         with pytest.raises(PlimsollError) as failed:
-            cluster.hand_over(Worker.weight_bucket, bucket, RolloutEngine.receive)
+            cluster.hand_over(*bucket)
         name = r"training rank 0 \(pid (\d+) on node [\d.]+\)"
         found = re.fullmatch(
             rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
@@ -361,7 +361,7 @@ def test_who_is_named_is_where_a_failure_began(
             cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)
         with pytest.raises(WorkerDied) as died:
-            cluster.hand_over(Worker.weight_bucket, bucket, RolloutEngine.receive)
+            cluster.hand_over(*bucket)
         assert re.match(rf"{name} died\n{re.escape(KILLED)}", str(died.value))
         # A run's own Ray keeps no record of calls: its head grew by 3.6 KB with each.
         time.sleep(2)  # Ray sends its records once a second

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from buckets import bucket_of, open_way, tensors_in
+from buckets import Altered, bucket_of, open_way, tensors_in
 from decided import decided_model, decided_role
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm_cases import started
@@ -97,20 +97,20 @@ class Pair:
         plan = self.worker.weight_plan(*arguments)
         channel = self.worker.open_channel("host", plan.largest, True, 1)
         assert channel is not None
+        self.worker._outlet = Altered(self.worker._outlet, self.altered)
         announced = tuple(name for name in plan.names if name != self.withheld)
-        self.loop.run(self.engine.begin_sync(announced, channel))
-        sent = sum(self.send(names, scaled) for names in plan.buckets)
+        self.loop.run(self.engine.begin_sync(announced, [channel]))
+        for names in plan.buckets:
+            self.worker.weight_bucket("actor", names, self.published, scaled)
+            self.loop.run(self.engine.receive())
         self.loop.run(self.engine.end_receiving())
         self.worker.rest_channel()
         self.loop.run(self.engine.finish_sync(version))
-        return sent
+        return sum(plan.sizes)
 
-    def send(self, names: tuple[str, ...], scaled: Scaled) -> int:
-        bucket = self.worker.weight_bucket("actor", names, self.published, scaled)
-        assert bucket is not None
-        if self.withheld is not None:
-            bucket = without(self.withheld)(bucket)
-        return self.loop.run(self.engine.receive(self.alter(bucket)))
+    def altered(self, bucket: WeightBucket) -> WeightBucket:
+        whole = bucket if self.withheld is None else without(self.withheld)(bucket)
+        return self.alter(whole)
 
     def trainer_log_probs(
         self, sequences: Sequence[Ints], disturbance: Disturbance | None = None
@@ -249,11 +249,10 @@ def test_vllm_completes_a_layer_before_the_next_one_begins(
     a bucket of all of an attention's or an MLP's leaves none unfinished."""
     open_layers, receive = [], VllmEngine.receive
 
-    async def look(engine: VllmEngine, *buckets: WeightBucket) -> int:
-        size = await receive(engine, *buckets)
+    async def look(engine: VllmEngine) -> None:
+        await receive(engine)
         [[count]] = [await engine._llm.collective_rpc(unfinished)]
         open_layers.append(count)
-        return size
 
     monkeypatch.setattr(VllmEngine, "receive", look)
     report = pair.sync(1)
@@ -269,19 +268,14 @@ def unfinished(worker: Any) -> int:
     return sum(bool(layer.loaded_weights) for layer in layers)
 
 
-def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lying, rpc = [], VllmEngine._rpc
+def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(pair: Pair) -> None:
+    lying = list[Path]()
 
-    async def look(engine: VllmEngine, method: str, *arguments: object) -> None:
-        if method == "plimsoll_receive":
-            [(_, _, [path])] = cast(Any, arguments[0])
-            lying.append(Path(path).readlink())
-        await rpc(engine, method, *arguments)
+    def look(bucket: WeightBucket) -> WeightBucket:
+        lying.append(Path(bucket.handle[0]).readlink())
+        return bucket
 
-    monkeypatch.setattr(VllmEngine, "_rpc", look)
-    pair.sync(1)
+    replace(pair, alter=look).sync(1)
     assert lying and not any(path.exists() for path in lying)
 
 

@@ -16,15 +16,21 @@ from buckets import CPU
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from plimsoll.config.rollout import DecidedRoute
 from plimsoll.errors import WeightSyncError
-from plimsoll.sync.buckets import WeightBucket, ship_bucket, split_bytes, sum_pieces
+from plimsoll.sync.buckets import (
+    WeightBucket,
+    WeightLanding,
+    rebuild_bucket,
+    ship_bucket,
+    split_bytes,
+    sum_pieces,
+)
 from plimsoll.sync.channel import (
-    CardInlet,
     CardOutlet,
     Channel,
     GroupOutlet,
     HostOutlet,
-    HostRelay,
     Inlet,
     Outlet,
     _abort_when_over,
@@ -42,26 +48,26 @@ def tensors_of(number: int) -> dict[str, Tensor]:
     return {"a": torch.full((3,), number, dtype=torch.int8), "b": torch.arange(4.0) + number}
 
 
-def receive(open_end: Callable[[], Inlet], connection: Any) -> None:
-    """An engine's process: answers each bucket with what it read, or None if it is not for it."""
+def receive(open_end: Callable[[], Inlet], rounds: int, connection: Any) -> None:
+    """An engine's process: says what it read of each bucket."""
     inlet = open_end()
-    while (bucket := connection.recv()) is not None:
-        if not inlet.reaches(bucket.handle):
-            connection.send(None)
-            continue
+    for _ in range(rounds):
+        bucket = rebuild_bucket(inlet.next())
         data = inlet.open(bucket.handle, bucket.bytes)
         pieces = {n: t.tolist() for n, t in split_bytes(bucket.tensors, data).items()}
         connection.send((pieces, sum_pieces(bucket.tensors, data)))
+        inlet.release()
+    connection.recv()
     inlet.close()
     connection.send("closed")
 
 
 @contextmanager
-def engines(*ends: Callable[[], Inlet]) -> Iterator[list[Any]]:
+def engines(*ends: Callable[[], Inlet], rounds: int = ROUNDS) -> Iterator[list[Any]]:
     context = get_context("spawn")
     pipes = [context.Pipe() for _ in ends]
     processes = [
-        context.Process(target=receive, args=(end, far))
+        context.Process(target=receive, args=(end, rounds, far))
         for end, (_, far) in zip(ends, pipes, strict=True)
     ]
     for process in processes:
@@ -69,7 +75,7 @@ def engines(*ends: Callable[[], Inlet]) -> Iterator[list[Any]]:
     yield [near for near, _ in pipes]
     for near, _ in pipes:
         near.send(None)
-        assert near.poll(60) and near.recv() == "closed"
+        assert answer(near) == "closed"
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
@@ -89,75 +95,82 @@ def check(bucket: WeightBucket, got: Any, number: int) -> None:
 class End:
     """Opens an inlet in the process that it is sent to."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        number: int = 1,
-        card: str | None = None,
-        device: torch.device = CPU,
-    ) -> None:
-        self.channel, self.number, self.card, self.device = channel, number, card, device
+    def __init__(self, channel: Channel, number: int = 1, device: torch.device = CPU) -> None:
+        self.channel, self.number, self.device = channel, number, device
 
     def __call__(self) -> Inlet:
-        if self.card is not None:
-            return CardInlet(self.device, self.card)
         return open_inlet(self.channel, self.number, self.device)
 
 
-def send_all(outlet: Outlet, connections: list[Any]) -> None:
-    """The next bucket is packed before engines are asked for what they read of the last."""
-    waiting = ship_bucket(tensors_of(0), outlet)
-    for number in range(ROUNDS):
+def send_all(outlet: Outlet, connections: list[Any], first: int = 0) -> None:
+    """All buckets are packed and posted before anybody asks what engines read of them."""
+    numbers = range(first, first + ROUNDS)
+    buckets = [ship_bucket(tensors_of(number), outlet) for number in numbers]
+    for number, bucket in zip(numbers, buckets, strict=True):
         for connection in connections:
-            connection.send(waiting)
-        last, waiting = waiting, ship_bucket(tensors_of(number + 1), outlet)
-        for connection in connections:
-            check(last, answer(connection), number)
-    for connection in connections:
-        connection.send(waiting)
-        check(waiting, answer(connection), ROUNDS)
+            check(bucket, answer(connection), number)
 
 
 @pytest.mark.parametrize("near", [True, False])
-def test_engines_read_host_memory_and_bytes_in_handles(near: bool) -> None:
-    outlet, channel = open_outlet(Channel("host", LARGEST), CPU, near)
-    with engines(End(channel), End(channel)) as connections:
+def test_engines_read_host_memory_or_broadcasts(near: bool) -> None:
+    outlet = open_outlet(Channel("host", LARGEST, readers=2, near=near), CPU)
+    channel = outlet.channel
+    with engines(End(channel, 1), End(channel, 2), rounds=2 * ROUNDS) as connections:
         send_all(outlet, connections)
         outlet.close()
-        send_all(outlet, connections)
+        send_all(outlet, connections, ROUNDS)
 
 
 def test_a_group_of_a_rank_and_two_engines_broadcasts() -> None:
-    outlet, channel = open_outlet(Channel("nccl", LARGEST, "127.0.0.1", members=3), CPU, True)
+    outlet = open_outlet(Channel("nccl", LARGEST, readers=2), CPU)
+    channel = outlet.channel
     assert channel.port > 0
-    with engines(End(channel, 1), End(channel, 2)) as connections:
+    with engines(End(channel, 1), End(channel, 2), rounds=2 * ROUNDS) as connections:
         send_all(outlet, connections)
         outlet.close()
-        send_all(outlet, connections)  # the next sync, in the same group
+        send_all(outlet, connections, ROUNDS)  # the next sync, in the same group
         outlet.close()
 
 
 def test_each_engine_opens_the_memory_of_the_rank_on_its_card() -> None:
     """Shared tensors of torch.multiprocessing stand for two cards."""
-    outlets = [CardOutlet(CPU, LARGEST, card) for card in ("first", "second")]
-    ends = [End(Channel("ipc", LARGEST), card=card) for card in ("first", "second")]
-    with engines(*ends) as connections:
-        for number in range(ROUNDS):
-            buckets = [
-                ship_bucket(tensors_of(10 * place + number), o) for place, o in enumerate(outlets)
-            ]
-            for place, connection in enumerate(connections):
-                for origin, bucket in enumerate(buckets):
-                    connection.send(bucket)
-                    got = answer(connection)
-                    if origin == place:
-                        check(bucket, got, 10 * place + number)
-                    else:
-                        assert got is None
+    outlet = open_outlet(Channel("ipc", LARGEST, readers=1), CPU)
+    channel = outlet.channel
+    other = open_outlet(Channel("ipc", LARGEST, readers=1), CPU)
+    beside = other.channel
+    with engines(End(channel), End(beside)) as [first, second]:
+        send_all(outlet, [first])
+        send_all(other, [second])
+
+
+def test_a_process_takes_the_channel_of_its_card() -> None:
+    landing = WeightLanding(1, CPU)
+    with pytest.raises(WeightSyncError, match="from this process's card"):
+        landing.begin((), [Channel("ipc", LARGEST, card="another")])
+    outlet = open_outlet(Channel("ipc", LARGEST, readers=1), CPU)
+    channel = outlet.channel
+    landing.begin((), [Channel("ipc", LARGEST, card="another"), channel])
+
+
+@pytest.mark.parametrize("route", ["host", "ipc"])
+def test_a_buffer_is_filled_anew_only_when_all_have_read_it(route: DecidedRoute) -> None:
+    outlet = open_outlet(Channel(route, LARGEST, readers=2), CPU)
+    channel = outlet.channel
+    inlets = [open_inlet(channel, number, CPU) for number in (1, 2)]
+    for number in range(2):
+        ship_bucket(tensors_of(number), outlet)
+    waiting = run_in_thread(lambda: ship_bucket(tensors_of(2), outlet))
+    inlets[0].next()
+    inlets[0].release()
+    with pytest.raises(TimeoutError):
+        waiting.result(1)
+    inlets[1].next()
+    inlets[1].release()
+    waiting.result(60)
 
 
 def test_card_memory_is_made_anew_after_a_sync() -> None:
-    outlet = CardOutlet(CPU, LARGEST, "card")
+    outlet = CardOutlet(CPU, Channel("ipc", LARGEST))
     first, second, third = (ship_bucket(tensors_of(i), outlet).handle for i in range(3))
     assert first != second and third == first  # two buffers, in turn
     outlet.close()
@@ -165,23 +178,11 @@ def test_card_memory_is_made_anew_after_a_sync() -> None:
 
 
 def test_host_memory_stays_for_the_next_sync() -> None:
-    outlet = HostOutlet(CPU, LARGEST, near=True)
+    outlet = HostOutlet(CPU, Channel("host", LARGEST))
     paths = [ship_bucket(tensors_of(i), outlet).handle for i in range(4)]
     outlet.close()
     assert [ship_bucket(tensors_of(i), outlet).handle for i in range(2)] == paths[:2] == paths[2:]
     assert paths[0] != paths[1]
-
-
-def test_an_engine_keeps_far_bytes_for_its_processes() -> None:
-    relay, outlet = HostRelay(), HostOutlet(CPU, LARGEST, near=False)
-    for largest in (8, LARGEST):  # as after a restart, when all weights go and not the trained ones
-        relay.fit(largest)
-    bucket = ship_bucket(tensors_of(3), outlet)
-    handle = relay.forward(bucket.handle)
-    data = open_inlet(Channel("host", LARGEST), 1, CPU).open(handle, bucket.bytes)
-    assert isinstance(handle[0], str) and torch.equal(data, torch.from_numpy(bucket.handle[0]))
-    assert relay.forward(handle) is handle
-    assert relay.forward(("card", b"name")) == ("card", b"name")
 
 
 def run_in_thread(call: Callable[[], object]) -> Future[object]:
@@ -198,9 +199,31 @@ def run_in_thread(call: Callable[[], object]) -> Future[object]:
     return future
 
 
+@pytest.mark.parametrize("route", ["host", "ipc"])
+def test_who_waits_for_an_engine_that_died_is_freed(route: DecidedRoute) -> None:
+    outlet = open_outlet(Channel(route, LARGEST, readers=2), CPU)
+    channel = outlet.channel
+    for number in range(2):
+        ship_bucket(tensors_of(number), outlet)
+    reader = open_inlet(channel, 1, CPU)
+    for _ in range(2):
+        reader.next()
+        reader.release()
+    sending = run_in_thread(lambda: ship_bucket(tensors_of(2), outlet))  # the second reader is dead
+    reading = run_in_thread(reader.next)
+    with pytest.raises(TimeoutError):
+        reading.result(1)
+    outlet.break_off()  # as from the thread that answers beside the one that sends
+    for waiting in (sending, reading):
+        with pytest.raises(WeightSyncError, match="an engine has died"):
+            waiting.result(60)
+    outlet.drop()
+
+
 def test_a_rank_and_an_engine_are_freed_from_waiting_for_one_that_died() -> None:
     """It died before it joined: the third of three."""
-    outlet, channel = open_outlet(Channel("nccl", LARGEST, "127.0.0.1", members=3), CPU, True)
+    outlet = open_outlet(Channel("nccl", LARGEST, readers=2), CPU)
+    channel = outlet.channel
     sending = run_in_thread(lambda: ship_bucket(tensors_of(0), outlet))
     joining = run_in_thread(End(channel, 1))
     with pytest.raises(TimeoutError):
@@ -229,13 +252,13 @@ def hold_store(connection: Any) -> None:
 
 def test_an_engine_leaves_a_group_that_is_broken_off_or_whose_sender_has_died() -> None:
     """NCCL alone waits for members that are gone; so its groups are aborted."""
-    outlet = GroupOutlet(CPU, "127.0.0.1", 2)
+    outlet = GroupOutlet(CPU, CPU, Channel("nccl", LARGEST, readers=1))
     context = get_context("spawn")
     near, far = context.Pipe()
     sender = context.Process(target=hold_store, args=(far,))
     sender.start()
     broken_off, died = Group(), Group()
-    for group, port in ((broken_off, outlet.port), (died, answer(near))):
+    for group, port in ((broken_off, outlet.channel.port), (died, answer(near))):
         bell = TCPStore("127.0.0.1", port, is_master=False)
         Thread(target=_abort_when_over, args=(bell, group), daemon=True).start()
     assert not broken_off.abort_called.wait(1) and not died.abort_called.is_set()
@@ -245,7 +268,8 @@ def test_an_engine_leaves_a_group_that_is_broken_off_or_whose_sender_has_died() 
 
 
 def test_a_group_that_is_broken_off_while_nobody_waits_does_no_harm() -> None:
-    outlet, channel = open_outlet(Channel("nccl", LARGEST, "127.0.0.1", members=2), CPU, True)
+    outlet = open_outlet(Channel("nccl", LARGEST, readers=1), CPU)
+    channel = outlet.channel
     with engines(End(channel)) as connections:
         send_all(outlet, connections)
         outlet.close()
@@ -267,9 +291,13 @@ def test_errors_end_groups_alone_only_where_channels_are_made(
 
 
 def test_a_group_is_joined_by_all_or_not_at_all() -> None:
-    outlet = GroupOutlet(CPU, "127.0.0.1", 2)
-    outlet.room(8)
-    assert not outlet._group.done()
-    inlet = open_inlet(Channel("nccl", 8, "127.0.0.1", outlet.port, 2), 1, CPU)
-    outlet.ship()
-    assert torch.equal(inlet.open((), 8), outlet._sent[0][0])
+    outlet = open_outlet(Channel("nccl", LARGEST, readers=1), CPU)
+    channel = outlet.channel
+    sending = run_in_thread(lambda: ship_bucket(tensors_of(1), outlet))
+    with pytest.raises(TimeoutError):
+        sending.result(1)
+    inlet = open_inlet(channel, 1, CPU)
+    bucket = rebuild_bucket(inlet.next())
+    pieces = split_bytes(bucket.tensors, inlet.open(bucket.handle, bucket.bytes))
+    assert all(torch.equal(pieces[name], tensor) for name, tensor in tensors_of(1).items())
+    assert sending.result(60) == bucket

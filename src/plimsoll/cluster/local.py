@@ -55,6 +55,10 @@ class LocalCluster:
         """Call a method of `Worker` once; return a list of its one result."""
         return [self._do(task, *arguments)]
 
+    def first(self, task: Callable[..., R], *arguments: object) -> R:
+        """Call a method of `Worker` once."""
+        return self._do(task, *arguments)
+
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` once: no other call goes on. Return a list of its result."""
         return self.all(task, *arguments)
@@ -115,18 +119,22 @@ class LocalCluster:
             return [asyncio.run(getattr(engine, method)(*arguments)) for engine in self._engines]
 
     def hand_over(
-        self,
-        gather: Callable[..., Any],
-        arguments: Sequence[tuple[object, ...]],
-        receive: Callable[..., R],
-        senders: Sequence[int] = (0,),
-    ) -> list[R]:
-        """Gather with each set of arguments in turn, and pass each result to every engine.
+        self, gather: Callable[..., Any], given: tuple[object, ...], receive: Callable[..., R]
+    ) -> R:
+        """Pass what `gather` returns to all engines; return the first engine's answer."""
+        answers: list[R] = self.engines_do(receive, self._do(gather, *given))
+        return answers[0]
 
-        Returns the first engine's result for each set of arguments.
-        """
-        gathered = (self._do(gather, *gather_arguments) for gather_arguments in arguments)
-        return [self.engines_do(receive, result)[0] for result in gathered]
+    def stream(
+        self,
+        send: Callable[..., Any],
+        each: Sequence[tuple[object, ...]],
+        receive: Callable[..., Any],
+    ) -> None:
+        """Send and receive in turn."""
+        for arguments in each:
+            self._do(send, *arguments)
+            self.engines_do(receive)
 
     def responses_per_request(self) -> int:
         """Return how many responses engines want in one request, if prompts suffice."""

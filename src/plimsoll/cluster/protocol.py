@@ -119,6 +119,9 @@ class Group(Protocol):
         Returns the answers of all ranks, in their order.
         """
 
+    def first(self, task: Callable[..., R], *arguments: object) -> R:
+        """Call a method of `Worker` on the first rank alone; it must not wait for the others."""
+
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a stream's rank has returned, with what the cluster sees of it."""
 
@@ -175,21 +178,24 @@ class Cluster(Group, Protocol):
         """
 
     def hand_over(
+        self, gather: Callable[..., Any], given: tuple[object, ...], receive: Callable[..., R]
+    ) -> R:
+        """Call `gather` of every rank, and pass the first one's result to `receive` of all engines.
+
+        The result passes through this process only if that cannot be avoided. Return the first
+        engine's answer.
+        """
+
+    def stream(
         self,
-        gather: Callable[..., Any],
-        arguments: Sequence[tuple[object, ...]],
-        receive: Callable[..., R],
-        senders: Sequence[int] = (0,),
-    ) -> list[R]:
-        """Call `gather` on the ranks and pass each result to `receive` of every engine.
+        send: Callable[..., Any],
+        each: Sequence[tuple[object, ...]],
+        receive: Callable[..., Any],
+    ) -> None:
+        """Call `send` of every rank with one set of arguments after the other.
 
-        `gather` is a method of Worker, called on every rank with one set of arguments after the
-        other. The results of the ranks `senders` go to every engine, in one call, while the
-        ranks gather the next. They pass through this process only if that cannot be avoided. At
-        most two results of a rank exist at a time.
-
-        Returns:
-            The first engine's return value for each result.
+        Meanwhile call `receive` of every engine as often; each call takes what a rank has sent, by
+        a way of their own. Return when all calls have ended.
         """
 
     def responses_per_request(self) -> int:

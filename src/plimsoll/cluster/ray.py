@@ -102,6 +102,11 @@ class RankGroup:
         """Call a method of `Worker` on every rank with the same arguments."""
         return self.wait(task.__name__, _calls(self.members, task, *arguments))
 
+    def first(self, task: Callable[..., R], *arguments: object) -> R:
+        """Call a method of `Worker` on the first rank alone."""
+        answer: R = self.wait(task.__name__, _calls(self.members[:1], task, *arguments))[0]
+        return answer
+
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a stream's rank has returned, with what is seen of the rank."""
         return self.see(self.members[stream * self.shards], error)
@@ -330,28 +335,28 @@ class RayCluster(RankGroup):
         return self._wait(task.__name__, _calls(self._engines, task, *arguments))
 
     def hand_over(
+        self, gather: Callable[..., Any], given: tuple[object, ...], receive: Callable[..., R]
+    ) -> R:
+        """Pass what `gather` returns on the first rank to all engines; see `Cluster`."""
+        calls = _calls(self.members, gather, *given)
+        first = next(iter(calls))
+        # The result stays in the object store: engines fetch it from there, not from here.
+        for _ in self._as_done(gather.__name__, calls, keep=[first]):
+            pass
+        answers: list[R] = self.engines_do(receive, first)
+        return answers[0]
+
+    def stream(
         self,
-        gather: Callable[..., Any],
-        arguments: Sequence[tuple[object, ...]],
-        receive: Callable[..., R],
-        senders: Sequence[int] = (0,),
-    ) -> list[R]:
-        """Pass results of `gather` on the ranks to `receive` of all engines; see `Cluster`."""
-        received: list[R] = []
-        gathered: list[Any] = []
-        for gather_arguments in [*arguments, None]:
-            receiving, gathering = dict[Any, Member](), dict[Any, Member]()
-            if gathered:
-                receiving = _calls(self._engines, receive, *gathered)
-            if gather_arguments is not None:
-                gathering = _calls(self.members, gather, *gather_arguments)
-            # The results stay in the object store: engines fetch them from there, not from here.
-            references = [*gathering]
-            gathered = [references[rank] for rank in senders] if references else []
-            calls = gathering | receiving
-            results = dict(self._as_done(receive.__name__, calls, keep=gathered))
-            received += [results[reference] for reference in [*receiving][:1]]
-        return received
+        send: Callable[..., Any],
+        each: Sequence[tuple[object, ...]],
+        receive: Callable[..., Any],
+    ) -> None:
+        """Have all ranks send, and all engines receive, time after time; see `Cluster`."""
+        given, times = ray.put([*each]), [()] * len(each)
+        calls = {m.actor.call_each.remote(send.__name__, given): m for m in self.members}
+        calls |= {m.actor.call_each.remote(receive.__name__, times): m for m in self._engines}
+        self._wait(receive.__name__, calls)
 
     def responses_per_request(self) -> int:
         """Return how many responses engines want in one request, if prompts suffice."""
@@ -473,11 +478,22 @@ class RayCluster(RankGroup):
                         raise self._hang_error(first)
                     if first in self._watches:
                         raise self._death_error(first)
-                    member = pending.pop(first)
-                    yield first, None if first in keep else self._result(first, member)
+                    ready, _ = ray.wait(
+                        [*pending], num_returns=len(pending), timeout=0, fetch_local=False
+                    )
+                    ended = {reference: pending.pop(reference) for reference in ready}
+                    yield from self._results(ended, keep).items()
             finally:
                 # The results in `keep` are large, and would be fetched with their errors.
                 take_errors(reference for reference in pending if reference not in keep)
+
+    def _results(self, ended: Mapping[Any, Member], keep: Sequence[Any]) -> dict[Any, Any]:
+        """Return the results of calls that have ended; None for those in `keep`."""
+        wanted = [reference for reference in ended if reference not in keep]
+        try:
+            return dict.fromkeys(ended) | dict(zip(wanted, ray.get(wanted), strict=True))
+        except RayError:  # which member's call it was is found one by one
+            return {r: None if r in keep else self._result(r, m) for r, m in ended.items()}
 
     def _what_ends_a_wait(self, busy: Iterable[Member]) -> tuple[list[Any], _OpenCalls]:
         """Return the references and the asked calls whose failure ends a wait for these members."""

@@ -104,6 +104,11 @@ class RankActor:
         self._call = method
         return self._worker.do(method, *arguments)
 
+    def call_each(self, method: str, each: Sequence[tuple[object, ...]]) -> None:
+        """Call a method of the worker with one set of arguments after the other."""
+        for arguments in each:
+            self.call(method, *arguments)
+
     def look(self, pids: Sequence[int]) -> NodeState:
         """Return the memory state of this node; `pids` are the run's processes here."""
         return read_node(pids)
@@ -177,6 +182,11 @@ class EngineActor:
         """Call a method of the engine; return its result."""
         with self._explain_shortage():
             return await getattr(self._engine, method)(*arguments)
+
+    async def call_each(self, method: str, each: Sequence[tuple[object, ...]]) -> None:
+        """Call a method of the engine with one set of arguments after the other."""
+        for arguments in each:
+            await self.call(method, *arguments)
 
     async def watch(self) -> str:
         """Wait until the engine dies; return the reason."""

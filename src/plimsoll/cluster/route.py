@@ -19,9 +19,8 @@ from plimsoll.sync.proof import Rehearsal
 from plimsoll.trainer.weights import WeightPlan
 from plimsoll.trainer.worker import Worker
 
-_RECEIVE: Callable[..., int] = RolloutEngine.receive  # type: ignore[assignment]
 _TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[assignment]
-"""The methods as the cluster calls them: it awaits their results."""
+"""The method as the cluster calls it: it awaits its result."""
 _ANSWER_TOKENS = 4
 """Tokens of an answer by which the proof sees what engines sample with."""
 
@@ -54,11 +53,11 @@ class ActorRoute:
         self._rollout = rollout
         self.name = rollout.sync.decided_route
         self._all = all_first
-        self._channel: Channel | None = None
-        self._senders: Sequence[int] = ()
+        self._channels: tuple[Channel, ...] = ()
+        self._plans: dict[object, WeightPlan] = {}
 
     def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
-        """Send the weights that the engines lack, by buckets; return the bytes that one received.
+        """Send the weights that the engines lack, by buckets; return the bytes that one receives.
 
         Engines that sleep without their weights get all; others get what training changes; in a
         rehearsal all get its layers. Engines that sample beside training pause meanwhile. If an
@@ -76,18 +75,15 @@ class ActorRoute:
         if samples_beside:
             cluster.engines_do(RolloutEngine.pause)
         only_trained = not (self._all or self._rollout.engine.forgets_weights)
-        arguments = "actor", bucket_bytes, published, only_trained
-        plan = cluster.all(Worker.weight_plan, *arguments)[0]
-        channel = self._open(plan)
+        plan = self._plan(bucket_bytes, only_trained, None)
+        channels = self._open(plan)
         scaled = UNSCALED
         if rehearsal is not None:
-            plan = cluster.all(Worker.weight_plan, *arguments, rehearsal.layers)[0]
+            plan = self._plan(bucket_bytes, only_trained, rehearsal.layers)
             scaled = rehearsal.scaled
-        cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
-        gather_arguments = [("actor", names, published, scaled) for names in plan.buckets]
-        received = cluster.hand_over(
-            Worker.weight_bucket, gather_arguments, _RECEIVE, self._senders
-        )
+        cluster.engines_do(RolloutEngine.begin_sync, plan.names, channels)
+        each = [("actor", names, published, scaled) for names in plan.buckets]
+        cluster.stream(Worker.weight_bucket, each, RolloutEngine.receive)
         cluster.engines_do(RolloutEngine.end_receiving)
         cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards
         cluster.engines_do(RolloutEngine.finish_sync, version)
@@ -95,29 +91,35 @@ class ActorRoute:
             cluster.engines_do(RolloutEngine.resume)
         if rehearsal is None:
             self._all = False
-        return sum(received)
+        return sum(plan.sizes)
 
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """Return what is sent before the run, to see that engines use what they get."""
-        return self._cluster.all(Worker.rehearsals, "actor")[0]
+        return self._cluster.first(Worker.rehearsals, "actor")
 
     def renew(self) -> None:
         """Open the way anew with the next transfer, and send all: an engine was started again."""
-        self._channel, self._all = None, True
+        self._channels, self._all = (), True
 
-    def _open(self, plan: WeightPlan) -> Channel:
-        """Return the way to the engines, which the first transfer opens."""
-        if self._channel is None:
-            members, near = 1 + self._rollout.all_parts, self._cluster.engines_near
-            by_card = self.name == "ipc"
+    def _plan(
+        self, bucket_bytes: int, only_trained: bool, layers: tuple[str, ...] | None
+    ) -> WeightPlan:
+        """Return the plan of a transfer, which is made once."""
+        asked = bucket_bytes, self._as_published, only_trained, layers
+        if asked not in self._plans:
+            self._plans[asked] = self._cluster.first(Worker.weight_plan, "actor", *asked)
+        return self._plans[asked]
+
+    def _open(self, plan: WeightPlan) -> tuple[Channel, ...]:
+        """Return the way of each rank that sends; the first transfer opens them."""
+        if not self._channels:
+            near, by_card = self._cluster.engines_near, self.name == "ipc"
             cards = self._cluster.engines_do(RolloutEngine.cards) if by_card else ()
-            arguments = self.name, plan.largest, near, members, [*chain(*cards)]
-            ends = enumerate(self._cluster.all(Worker.open_channel, *arguments))
-            channels = {rank: channel for rank, channel in ends if channel is not None}
-            if not channels:
+            arguments = self.name, plan.largest, near, self._rollout.all_parts, [*chain(*cards)]
+            self._channels = (*filter(None, self._cluster.all(Worker.open_channel, *arguments)),)
+            if not self._channels:
                 raise WeightSyncError("no training rank is on a card that an engine uses")
-            self._senders, [self._channel, *_] = [*channels], [*channels.values()]
-        return self._channel
+        return self._channels
 
     def trainer_log_probs(
         self, sequences: Sequence[Ints], disturbance: Disturbance | None = None
@@ -163,5 +165,4 @@ class AdapterRoute:
 
     def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
         """Send the adapter; return the bytes that one engine received. Only `version` is used."""
-        gather_arguments = [("actor", version)]
-        return sum(self._cluster.hand_over(Worker.adapter_files, gather_arguments, _TAKE_ADAPTER))
+        return self._cluster.hand_over(Worker.adapter_files, ("actor", version), _TAKE_ADAPTER)

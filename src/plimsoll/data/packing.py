@@ -111,16 +111,18 @@ def pack_groups(
 
 def _divide(samples: Sequence[Sample], members: Sequence[int], most: int) -> Iterator[_Bunch]:
     """Divide a group's samples, in order, into parts of at most `most` tokens."""
-    part: list[int] = []
+    part, shared, tokens, leader = list[int](), list[int](), 0, samples[members[0]]
     for i in members:
-        longer = [*part, i]
-        shared = shared_tokens([samples[j] for j in longer])
-        tokens = sum(len(samples[j].tokens) for j in longer) - sum(shared)
-        if part and tokens > most:
-            yield _Bunch(part, shared[:-1])
-            part = []
-        part = [*part, i]
-    yield _Bunch(part, shared_tokens([samples[j] for j in part]))
+        sample = samples[i]
+        common = _common_tokens(leader, sample) if part else 0
+        if part and tokens + len(sample.tokens) - common > most:
+            yield _Bunch(part, shared)
+            part, shared, tokens, common = [], [], 0, 0
+        leader = leader if common else sample
+        part.append(i)
+        shared.append(common)
+        tokens += len(sample.tokens) - common
+    yield _Bunch(part, shared)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def shared_tokens(group: Sequence[Sample]) -> list[int]:
 def _common_tokens(first: Sample, second: Sample) -> int:
     most = min(len(first.tokens), len(second.tokens)) - 1
     differ = first.tokens[:most] != second.tokens[:most]
-    return int(np.argmax([*(differ | second.loss_mask[:most]), True]))
+    ends = differ | second.loss_mask[:most]
+    return int(ends.argmax()) if ends.any() else most
 
 
 def _pack(

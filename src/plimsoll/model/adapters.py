@@ -272,7 +272,7 @@ def adapter_bytes(
     module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
 ) -> tuple[bytes, bytes]:
     """Return the contents of an adapter's config file and of its weights file (safetensors)."""
-    tied = module.tied_names() if isinstance(module, PolicyModel) else {}
+    tied = module.tied_names if isinstance(module, PolicyModel) else {}
     twice = {f"{WRAPPER}{name}": state.get(f"{WRAPPER}{of}") for name, of in tied.items()}
     whole = {name: tensor.clone() for name, tensor in twice.items() if tensor is not None}
     every = {**state, **whole}  # readers of PEFT's files need not tie them

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -219,8 +220,9 @@ class PolicyModel(nn.Module):
         finally:
             head.form = form
 
+    @cached_property
     def tied_names(self) -> dict[str, str]:
-        """Return the tied names: {Hugging Face name: name under which its tensor is kept}."""
+        """The tied names: {Hugging Face name: name under which its tensor is kept}."""
         kept = {parameter: name for name, parameter in self.lm.named_parameters()}
         every = self.lm.named_parameters(remove_duplicate=False)
         tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}

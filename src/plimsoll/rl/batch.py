@@ -380,7 +380,7 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
         "finished": fmean(t.finish_reason == "stop" for t in trajectories),
         "truncated": fmean(t.finish_reason == "length" for t in trajectories),
-        "repetition": repeating([t.response_tokens.tolist() for t in trajectories]),
+        "repetition": repeating([t.response_tokens for t in trajectories]),
         **episode_metrics(trajectories),
     }
 

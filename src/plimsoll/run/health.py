@@ -5,10 +5,13 @@ docs/runs.md has the ranges and their sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from plimsoll.run.gaming import LENGTH, MOST_DRIFT, WINDOW, Drift
 
@@ -377,24 +380,31 @@ class HealthWatch:
 
 
 GRAM = 4
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, near 2^64 / the golden ratio
 REPEATS = 0.5
 """Share of repeated 4-grams above which a response repeats itself. Human text has 0.01 to 0.02,
 degenerate text of greedy decoding over 0.4 (Welleck et al. 2019, arXiv:1908.04319, seq-rep-4);
 steps of arithmetic lie between."""
 
 
-def repetition(tokens: Iterable[int]) -> float:
+def repetition(tokens: ArrayLike) -> float:
     """Return the share (0 to 1) of a response's 4-grams that repeat an earlier 4-gram of it.
 
     [1 2 3 4 1 2 3 4] has five 4-grams, and the last equals the first: 0.2. Return 0 if the
-    response is shorter than 4 tokens.
+    response is shorter than 4 tokens. 4-grams are compared by a hash of 64 bits.
     """
-    ids = list(tokens)
-    grams = list(zip(*(ids[i:] for i in range(GRAM)), strict=False))
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+    ids = np.asarray(tokens, np.uint64)
+    count = len(ids) - GRAM + 1
+    if count < 1:
+        return 0.0
+    hashes = np.zeros(count, np.uint64)
+    for i in range(GRAM):
+        hashes = hashes * _HASH_FACTOR + ids[i : i + count]
+    hashes.sort()  # faster than np.unique, which has a hash table
+    return int(np.count_nonzero(hashes[1:] == hashes[:-1])) / count
 
 
-def repeating(responses: Sequence[Iterable[int]]) -> float:
+def repeating(responses: Sequence[ArrayLike]) -> float:
     """Return the share of responses whose `repetition` is above `REPEATS`; 0 without responses.
 
     Each response is given as its tokens.

@@ -14,7 +14,6 @@ from plimsoll.config.engines import ROLLOUT_ENGINES, folder_value
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, Trajectory
 from plimsoll.run.readings import Reading
-from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel
 from plimsoll.trainer.weights import AdapterFiles
 
@@ -130,14 +129,15 @@ class RolloutEngine(Protocol):
     async def cards(self) -> Sequence[str]:
         """Return the name of the card of each of the engine's processes; "" for a CPU."""
 
-    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
-        """Prepare for these tensors as new weights, in buckets; if asleep, make room for them."""
+    async def begin_sync(self, names: tuple[str, ...], channels: Sequence[Channel]) -> None:
+        """Prepare for these tensors as new weights, in buckets; if asleep, make room for them.
 
-    async def receive(self, *buckets: WeightBucket) -> int:
-        """Take one bucket and check its checksums; return the bucket's bytes.
-
-        Each rank that sends gives the same weights; the engine's processes take what they reach.
+        Each channel is of a rank that sends, and all send the same weights; each of the engine's
+        processes takes them by the channel that reaches it.
         """
+
+    async def receive(self) -> None:
+        """Take the next bucket, once it comes, and check its checksums."""
 
     async def end_receiving(self) -> None:
         """Put the new weights in their places, and let go of the senders' memory.

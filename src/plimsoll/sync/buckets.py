@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.faults import fault_value
 from plimsoll.run.numbers import plural
-from plimsoll.sync.channel import Channel, Handle, Inlet, Outlet, open_inlet
+from plimsoll.sync.channel import Channel, Handle, Inlet, Outlet, card_name, open_inlet
 from plimsoll.sync.price import CHECKSUM_BYTES
 
 _ROWS_AT_ONCE = 4
@@ -65,7 +65,7 @@ class WeightBucket:
 
 
 def rebuild_bucket(values: Sequence[Any]) -> WeightBucket:
-    """Return the bucket whose `astuple` came as lists, as vLLM sends values to its processes."""
+    """Return the bucket whose `astuple` was posted: its tuples come back as lists."""
     tensors, size, handle = values
     sent = (SentTensor(n, dtype, tuple(shape), *rest) for n, dtype, shape, *rest in tensors)
     return WeightBucket(tuple(sent), size, tuple(handle))
@@ -74,7 +74,7 @@ def rebuild_bucket(values: Sequence[Any]) -> WeightBucket:
 def ship_bucket(
     tensors: Mapping[str, Tensor], outlet: Outlet, factors: Mapping[str, float] = _NO_FACTORS
 ) -> WeightBucket:
-    """Pack these tensors (by Hugging Face name) into the outlet's room, and ship them.
+    """Pack these tensors (by Hugging Face name) into the outlet's room, ship and post them.
 
     `factors`: by what some of them are multiplied on the way.
     """
@@ -89,7 +89,9 @@ def ship_bucket(
         SentTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes, checksum)
         for (name, t), checksum in zip(tensors.items(), checksums(data, rooms), strict=True)
     )
-    return WeightBucket(sent, len(data), outlet.ship())
+    bucket = WeightBucket(sent, len(data), outlet.ship())
+    outlet.post(astuple(bucket))
+    return bucket
 
 
 def sum_pieces(tensors: Sequence[SentTensor], data: Tensor) -> list[int]:
@@ -206,43 +208,47 @@ class WeightLanding:
     Args:
         number: the number of the process among those of all engines, from 1.
         device: the engine's device.
+        is_first: whether this is the first process of its engine. If all of them read the same
+            memory, only the first checks it.
     """
 
-    def __init__(self, number: int, device: torch.device) -> None:
-        self._number, self._device = number, device
+    def __init__(self, number: int, device: torch.device, *, is_first: bool = True) -> None:
+        self._number, self._device, self._is_first = number, device, is_first
         self._arrivals = Arrivals(())
         self._opened: tuple[Channel, Inlet] | None = None
 
-    def begin(self, names: tuple[str, ...], channel: Channel) -> None:
-        """Expect these tensors by a channel, which stays open for further syncs."""
+    def begin(self, names: tuple[str, ...], channels: Iterable[Channel]) -> None:
+        """Expect these tensors by one of the channels, which stays open for further syncs.
+
+        `channels` has one of each rank that sends; all send the same.
+
+        Raises:
+            WeightSyncError: none of them reaches this process.
+        """
         self._arrivals = Arrivals(names)
+        card = card_name(self._device)
+        channel = next((c for c in channels if c.card in ("", card)), None)
+        if channel is None:
+            raise WeightSyncError("no training rank sends weights from this process's card")
         if self._opened is None or self._opened[0] != channel:
             self._opened = channel, open_inlet(channel, self._number, self._device)
 
     @contextmanager
-    def bucket(
-        self, buckets: Iterable[WeightBucket], *, is_first: bool = True
-    ) -> Iterator[tuple[WeightBucket, Tensor]]:
-        """Yield the bucket that reaches this process, and its bytes; use these in the block only.
-
-        Args:
-            buckets: the bucket of each rank that sends, with the same tensors.
-            is_first: whether this is the first process of its engine. If all of them read the same
-                memory, only the first checks it.
+    def bucket(self) -> Iterator[tuple[WeightBucket, Tensor]]:
+        """Wait for the next bucket; yield it, and its bytes, for use in the block only.
 
         Raises:
-            WeightSyncError: see `Arrivals.take`; or none of the buckets reaches this process.
+            WeightSyncError: see `Arrivals.take`; or the transfer was broken off.
         """
         inlet = self._inlet
-        bucket = next((b for b in buckets if inlet.reaches(b.handle)), None)
-        if bucket is None:
-            raise WeightSyncError("no training rank sends weights from this process's card")
+        bucket = rebuild_bucket(inlet.next())
         data = fault_value("engine.receive", inlet.open(bucket.handle, bucket.bytes))
-        checks = is_first or not inlet.one_copy
+        checks = self._is_first or not inlet.one_copy
         self._arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data) if checks else None)
         yield bucket, data
-        if data.is_cuda:  # the sender fills the buffer anew as soon as the block has ended
+        if data.is_cuda:  # the sender fills the buffer anew as soon as it is released
             torch.cuda.current_stream(data.device).synchronize()
+        inlet.release()
 
     def complete(self) -> None:
         """Raise WeightSyncError if announced tensors have not come."""

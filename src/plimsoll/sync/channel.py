@@ -1,26 +1,34 @@
 """The way of packed weights from the training ranks to the processes of engines.
 
-A rank packs each bucket into the room of its `Outlet` and ships it; what it gets is a handle, which
-goes through the controller to the engines. There each process opens the handle with its `Inlet` and
-has the bytes. An outlet has two buffers in turn: while engines read one, the rank fills the other.
+A rank packs each bucket into the room of its `Outlet`, ships it, and posts what an engine must
+know: its tensors, their checksums, and a handle. There each process takes what was posted from its
+`Inlet`, opens the handle, and has the bytes. An outlet has two buffers in turn: while engines read
+one, the rank fills the other. Ranks and engines go through all buckets of a sync by themselves;
+nothing passes through the controller.
 
-- host: rank 0 packs into memory that other processes of its node map. Engines on other nodes get
-  the bytes in the handle itself.
+- host: rank 0 packs into memory that other processes of its node map. If engines are on other
+  nodes, the bytes are broadcast by gloo instead.
 - ipc: each rank on whose card an engine has a process packs there; that process maps the memory.
 - nccl: rank 0 packs on its card, and broadcasts to all processes of the engines.
 
-An engine that dies in the middle leaves its card's memory open, and the others in a broadcast that
-does not end: `break_off` frees them, `drop` the memory.
+Where memory is shared, a rank posts on a `Board`, in memory that is shared, too, and on which
+readers note what they have read. Else what is posted is broadcast before the bytes, and nobody need
+be counted.
 
-Handles hold plain values only, so that nothing need be unpickled from them.
+An engine that dies in the middle leaves its card's memory open, and the others waiting for a bucket
+or in a broadcast that does not end: `break_off` frees them, `drop` the memory.
 
-Processes meet in stores (`serve_store`, `find_store`), those of the training ranks as well.
+What is posted is plain values, so that nothing need be unpickled.
+
+The members of a group meet in a store (`serve_store`, `find_store`), as the training ranks do.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,6 +39,7 @@ from datetime import timedelta
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -47,8 +56,22 @@ Handle = tuple[Any, ...]
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others, in a store or a collective. NCCL's own 10 minutes are too
 short if a rank reads a large model from a slow disk, and engines may wake from sleep first."""
-_LISTEN_SECONDS = 1.0
-"""How often an engine's process asks whether the sender has broken off."""
+_LISTENING = timedelta(seconds=1)
+"""How often a member that waits asks whether the transfer was broken off."""
+
+_ARRIVED, _COMPLETE, _OVER = "plimsoll/arrived", "plimsoll/complete", "plimsoll/over"
+"""Keys of a channel's store: how many members have come; that nobody need wait for more of them;
+that the sender has broken off."""
+_WORD = 8
+_POSTED, _BROKEN_OFF, _NOTES = 0, _WORD, 2 * _WORD
+"""Where a board has its words: how many buckets were posted; 1 once it is broken off; how many each
+reader has read. The texts of two buckets follow."""
+_MOST_READERS = 4096
+_TEXT_ROOM = 2**26
+"""Bytes for what is posted of a bucket; no more are used than are written."""
+_LEAST_PAUSE, _MOST_PAUSE = 1e-4, 5e-3
+"""How long whoever waits at a board sleeps before it looks again, seconds."""
+_GIVEN_UP = "the channel was given up, because an engine has died"
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """The variable by which PyTorch chooses what an error of NCCL ends, when it makes a group."""
@@ -56,34 +79,48 @@ _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 @dataclass(frozen=True)
 class Channel:
-    """The way that weights go, as rank 0 opened it.
+    """The way that weights go, as a rank opened it.
 
     Attributes:
         route: the kind of way.
         largest: bytes of the largest bucket.
-        address: the address of the members' rendezvous; only of `nccl`.
-        port: the port of the rendezvous.
-        members: rank 0 and all processes of all engines.
+        readers: the processes of engines that read from the rank.
+        card: the rank's card, whose processes read from it; only of `ipc`.
+        near: whether all readers are on the rank's node.
+        board: the path of the rank's board; "" for a group.
+        address: the address of the group's store.
+        port: the port of the group's store.
     """
 
     route: DecidedRoute
     largest: int
-    address: str = ""
+    readers: int = 0
+    card: str = ""
+    near: bool = True
+    board: str = ""
+    address: str = "127.0.0.1"
     port: int = 0
-    members: int = 0
 
 
 class Outlet(Protocol):
-    """The sending end of a channel."""
+    """The sending end of a channel, which `channel` describes to the readers."""
+
+    channel: Channel
 
     def room(self, size: int) -> Tensor:
         """Return a buffer of so many bytes (uint8) for the next bucket.
 
-        Engines must have read the last bucket but one.
+        Wait until engines have read the last bucket but one.
+
+        Raises:
+            WeightSyncError: the transfer was broken off meanwhile.
         """
 
     def ship(self) -> Handle:
         """Send the bucket that was packed into the last `room`; return its handle."""
+
+    def post(self, values: Handle) -> None:
+        """Tell the readers of the shipped bucket, by plain values."""
 
     def close(self) -> None:
         """Give card memory back. Engines must have closed their inlets; `room` opens it again."""
@@ -105,14 +142,106 @@ class Inlet(Protocol):
 
     one_copy: bool
 
-    def reaches(self, handle: Handle) -> bool:
-        """Return whether the handle is for this process."""
+    def next(self) -> Handle:
+        """Wait for the next bucket, and return the values that were posted.
+
+        Raises:
+            WeightSyncError: the transfer was broken off meanwhile.
+        """
 
     def open(self, handle: Handle, size: int) -> Tensor:
-        """Return a bucket's bytes (uint8) on the engine's device, valid until the next bucket."""
+        """Return a bucket's bytes (uint8) on the engine's device, valid until `release`."""
+
+    def release(self) -> None:
+        """Let the sender use the bucket's memory again."""
 
     def close(self) -> None:
         """Let go of all memory of the sender."""
+
+
+class Board:
+    """Where a rank posts buckets, and readers note which they have read: memory that they share.
+
+    It has two places for what is posted, in turn, as there are two buffers.
+
+    Args:
+        readers: how many processes read each bucket.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self._file = os.memfd_create("board")
+        weakref.finalize(self, os.close, self._file)
+        os.truncate(self._file, _texts_at(2))
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self._readers = readers
+        self._posted = 0
+
+    def post(self, values: Handle) -> None:
+        """Post the values of the next bucket."""
+        text = json.dumps(values).encode()
+        if len(text) > _TEXT_ROOM - _WORD:
+            raise WeightSyncError(f"a bucket has too many tensors to be announced: {len(text)} B")
+        os.pwrite(self._file, text, _texts_at(self._posted % 2) + _WORD)
+        _set_word(self._file, _texts_at(self._posted % 2), len(text))
+        self._posted += 1
+        _set_word(self._file, _POSTED, self._posted)
+
+    def wait_for_readers(self) -> None:
+        """Wait until all have read the last bucket but one that was posted."""
+
+        def have_read() -> bool:
+            notes = np.frombuffer(os.pread(self._file, _MOST_READERS * _WORD, _NOTES), np.int64)
+            return int((notes >= self._posted - 1).sum()) >= self._readers
+
+        if self._posted > 1:
+            _await(self._file, have_read)
+
+    def break_off(self) -> None:
+        """Free the readers, and whoever waits for them."""
+        _set_word(self._file, _BROKEN_OFF, 1)
+
+
+class Reading:
+    """A reader's view of a rank's `Board`; `number` counts the engines' processes from 1."""
+
+    def __init__(self, board: str, number: int) -> None:
+        self._file = os.open(board, os.O_RDWR)
+        weakref.finalize(self, os.close, self._file)
+        self._note = _NOTES + number * _WORD
+        self._read = 0
+
+    def next(self) -> Handle:
+        """Wait for the next bucket, and return what was posted of it."""
+        _await(self._file, lambda: _word(self._file, _POSTED) > self._read)
+        place = _texts_at(self._read % 2)
+        return tuple(json.loads(os.pread(self._file, _word(self._file, place), place + _WORD)))
+
+    def release(self) -> None:
+        """Note the bucket as read."""
+        self._read += 1
+        _set_word(self._file, self._note, self._read)
+
+
+def _texts_at(number: int) -> int:
+    return _NOTES + _MOST_READERS * _WORD + number * _TEXT_ROOM
+
+
+def _word(file: int, place: int) -> int:
+    return int.from_bytes(os.pread(file, _WORD, place), sys.byteorder)
+
+
+def _set_word(file: int, place: int, value: int) -> None:
+    os.pwrite(file, value.to_bytes(_WORD, sys.byteorder), place)
+
+
+def _await(board: int, is_so: Callable[[], bool]) -> None:
+    """Wait until it is so. Raises WeightSyncError if the transfer is broken off meanwhile."""
+    pause = _LEAST_PAUSE
+    while not is_so():
+        if _word(board, _BROKEN_OFF):
+            raise WeightSyncError(_GIVEN_UP)
+        time.sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE)
 
 
 class SharedFile:
@@ -147,6 +276,7 @@ class CardMemory:
         storage: Any = self.bytes.untyped_storage()
         share = storage._share_cuda_ if device.type == "cuda" else storage._share_filename_cpu_
         self.names: Handle = tuple(share())
+        self.handle: Handle = tuple(x.hex() if isinstance(x, bytes) else x for x in self.names)
 
     def release(self) -> None:
         """Count the reader as gone, which has died before it let go of the memory.
@@ -191,16 +321,18 @@ class _InTurn(Generic[B]):
 
 
 class HostOutlet:
-    """The sending end of `host`: two buffers in shared memory, which stay for the next sync.
+    """The sending end of `host` on one node: two buffers in shared memory, which stay.
 
     Args:
         device: the device on which weights are packed. A bucket on a card is copied whole.
-        largest: bytes of the largest bucket.
-        near: whether every engine is on this node.
+        channel: the channel.
     """
 
-    def __init__(self, device: torch.device, largest: int, near: bool) -> None:
-        self._device, self._largest, self._near = device, largest, near
+    def __init__(self, device: torch.device, channel: Channel) -> None:
+        self._device, self._largest = device, channel.largest
+        self._board = Board(channel.readers)
+        self.channel = replace(channel, board=self._board.path)
+        self.post, self.break_off = self._board.post, self._board.break_off
         self._files = _InTurn(self._make_file)
         self._packed = _NOTHING
 
@@ -212,6 +344,7 @@ class HostOutlet:
 
     def room(self, size: int) -> Tensor:
         """Return the next buffer in shared memory, or one on the card."""
+        self._board.wait_for_readers()
         self._file = self._files.next()
         if self._device.type == "cpu":
             self._packed = self._file.bytes[:size]
@@ -221,68 +354,40 @@ class HostOutlet:
         return self._packed
 
     def ship(self) -> Handle:
-        """Return the file's path if every engine is near, else the bytes."""
-        copy = self._file.bytes[: len(self._packed)]
+        """Return the path of the bucket's file."""
         if self._device.type == "cuda":
+            copy = self._file.bytes[: len(self._packed)]
             copy.copy_(self._packed, non_blocking=True)
             torch.cuda.current_stream(self._device).synchronize()
-        return (self._file.path,) if self._near else (copy.numpy(),)
+        return (self._file.path,)
 
     def close(self) -> None:
         """Drop the copy on the card. The shared memory stays: new pages cost more than a copy."""
         self._packed = _NOTHING
 
-    def break_off(self) -> None:
-        """Do nothing: no engine holds this rank up."""
-
     def drop(self) -> None:
         """Do nothing: the memory goes with this object."""
-
-
-class HostRelay:
-    """Two buffers in which an engine keeps what came in handles for its own processes."""
-
-    def __init__(self) -> None:
-        self._largest = 0
-
-    def fit(self, largest: int) -> None:
-        """Make the buffers anew if they are too small for a channel's largest bucket, bytes."""
-        if largest > self._largest:
-            self._largest = largest
-            self._files = _InTurn(lambda: SharedFile(largest))
-
-    def forward(self, handle: Handle) -> Handle:
-        """Return the handle, with bytes of its own replaced by a path of shared memory."""
-        if len(handle) != 1 or isinstance(handle[0], str):
-            return handle
-        file, data = self._files.next(), torch.from_numpy(handle[0])
-        file.bytes[: len(data)].copy_(data)
-        return (file.path,)
 
 
 class HostInlet:
     """The receiving end of `host`. For a card, the sender's files stay mapped, and are pinned."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
         self._device = device
         self.one_copy = device.type == "cpu"
+        reading = Reading(channel.board, number)
+        self.next, self.release = reading.next, reading.release
         self._pinned: dict[str, MappedFile] = {}
 
-    def reaches(self, handle: Handle) -> bool:
-        """Return True: rank 0 sends to everyone."""
-        return True
-
     def open(self, handle: Handle, size: int) -> Tensor:
-        """Map the sender's file, or take the bytes of the handle; on a card, begin to copy them."""
-        [source] = handle
-        if not isinstance(source, str):
-            return torch.from_numpy(source).to(self._device)
+        """Map the sender's file; on a card, begin to copy it."""
+        [path] = handle
         if self._device.type == "cpu":
-            return map_file(source, size)
-        if source not in self._pinned:
-            self._pinned[source] = MappedFile(source)
-            pin(self._pinned[source])
-        return self._pinned[source].bytes[:size].to(self._device, non_blocking=True)
+            return map_file(path, size)
+        if path not in self._pinned:
+            self._pinned[path] = MappedFile(path)
+            pin(self._pinned[path])
+        return self._pinned[path].bytes[:size].to(self._device, non_blocking=True)
 
     def close(self) -> None:
         """Do nothing: the sender's files stay, too."""
@@ -291,30 +396,31 @@ class HostInlet:
 class CardOutlet:
     """The sending end of `ipc`: two buffers on the card, which go back after each sync."""
 
-    def __init__(self, device: torch.device, largest: int, card: str) -> None:
-        self._device, self._card = device, card
-        self._buffers = _InTurn(lambda: CardMemory(largest, device))
-        self._names: Handle = ()
+    def __init__(self, device: torch.device, channel: Channel) -> None:
+        self._device = device
+        self._board = Board(channel.readers)
+        self.channel = replace(channel, board=self._board.path)
+        self.post, self.break_off = self._board.post, self._board.break_off
+        self._buffers = _InTurn(lambda: CardMemory(channel.largest, device))
+        self._handle: Handle = ()
 
     def room(self, size: int) -> Tensor:
         """Return the next buffer on the card."""
+        self._board.wait_for_readers()
         buffer = self._buffers.next()
-        self._names = buffer.names
+        self._handle = buffer.handle
         return buffer.bytes[:size]
 
     def ship(self) -> Handle:
-        """Wait until the card has packed; return the card's name and the memory's."""
+        """Wait until the card has packed; return the memory's name."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        return (self._card, *self._names)
+        return self._handle
 
     def close(self) -> None:
         """Give the card memory back, now that engines have let go of it."""
         self._buffers.take_all()
         _collect(self._device)
-
-    def break_off(self) -> None:
-        """Do nothing: no engine holds this rank up."""
 
     def drop(self) -> None:
         """Give the card memory back, though a reader may have died with it."""
@@ -328,20 +434,17 @@ class CardInlet:
 
     one_copy = False
 
-    def __init__(self, device: torch.device, card: str) -> None:
-        self._device, self._card = device, card
+    def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
+        self._device = device
+        reading = Reading(channel.board, number)
+        self.next, self.release = reading.next, reading.release
         self._open: dict[Handle, Tensor] = {}
-
-    def reaches(self, handle: Handle) -> bool:
-        """Return whether the memory is on this process's card."""
-        return bool(handle[0] == self._card)
 
     def open(self, handle: Handle, size: int) -> Tensor:
         """Return the sender's memory, which is opened once a sync."""
-        names = tuple(handle[1:])
-        if names not in self._open:
-            self._open[names] = _open_memory(names, self._device)
-        return self._open[names][:size]
+        if handle not in self._open:
+            self._open[handle] = _open_memory(handle, self._device)
+        return self._open[handle][:size]
 
     def close(self) -> None:
         """Let go of the sender's memory."""
@@ -350,7 +453,11 @@ class CardInlet:
 
 
 def _open_memory(names: Handle, device: torch.device) -> Tensor:
-    """Return memory that `CardMemory` of another process has shared, as a uint8 tensor."""
+    """Return memory that `CardMemory` of another process has shared, as a uint8 tensor.
+
+    `names` is its `handle`, whose texts stand for bytes.
+    """
+    names = tuple(bytes.fromhex(x) if isinstance(x, str) else x for x in names)
     storage: Any = torch.UntypedStorage
     if device.type == "cuda":
         torch.cuda.init()
@@ -376,15 +483,21 @@ class GroupOutlet:
 
     Consumes: buckets. Waits for: the engines' processes, in a thread that joins the group.
     Produces: broadcasts, which go on while the next bucket is packed. Shut down with its process.
+
+    Args:
+        device: the device on which weights are packed.
+        over: the device of the group: the same, or the CPU.
+        channel: the channel.
     """
 
-    def __init__(self, device: torch.device, address: str, members: int) -> None:
-        self._device = device
-        store = serve_store(address)
-        self.port = store.port
-        self._bell = find_store(address, store.port)
+    def __init__(self, device: torch.device, over: torch.device, channel: Channel) -> None:
+        self._device, self._over = device, over
+        store = serve_store(channel.address)
+        self.channel = replace(channel, port=store.port)
+        self._bell = find_store(channel.address, store.port)
         # Engines hear of the group only when this returns.
-        self._group = ThreadPoolExecutor(1).submit(_join, store, 0, members, device)
+        members = channel.readers + 1
+        self._group = ThreadPoolExecutor(1).submit(_join, store, 0, members, over)
         self._sent: list[tuple[Tensor, Any]] = []
         self._packed = _NOTHING
 
@@ -396,10 +509,17 @@ class GroupOutlet:
         return self._packed
 
     def ship(self) -> Handle:
-        """Begin to broadcast; the handle holds nothing."""
-        work = self._group.result().broadcast(self._packed, 0)
-        self._sent.append((self._packed, work))
+        """Return (): the bytes follow what is posted."""
         return ()
+
+    def post(self, values: Handle) -> None:
+        """Broadcast the values, and begin to broadcast the bytes."""
+        group = self._group.result()
+        text = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
+        for part in (torch.tensor([len(text)]), text):
+            group.broadcast(part.to(self._over), 0).wait()
+        packed = self._packed.to(self._over)
+        self._sent.append((packed, group.broadcast(packed, 0)))
 
     def close(self) -> None:
         """Wait for all broadcasts, and drop their buffers."""
@@ -432,30 +552,34 @@ class GroupInlet:
 
     one_copy = False
 
-    def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self, channel: Channel, number: int, device: torch.device, over: torch.device
+    ) -> None:
+        self._device, self._over = device, over
         store = find_store(channel.address, channel.port)
-        self._group = _join(store, number, channel.members, device)
+        self._group = _join(store, number, channel.readers + 1, over)
         bell = find_store(channel.address, channel.port)  # each thread that waits needs its own
         Thread(target=_abort_when_over, args=(bell, self._group), daemon=True).start()
 
-    def reaches(self, handle: Handle) -> bool:
-        """Return True: rank 0 sends to everyone."""
-        return True
-
-    def open(self, handle: Handle, size: int) -> Tensor:
-        """Take the next broadcast."""
-        data = torch.empty(size, dtype=torch.uint8, device=self._device)
+    def _take(self, size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        data = torch.empty(size, dtype=dtype, device=self._over)
         self._group.broadcast(data, 0).wait()
         return data
 
+    def next(self) -> Handle:
+        """Take the broadcast of what was posted."""
+        size = int(self._take(1, torch.int64))
+        return tuple(json.loads(self._take(size).cpu().numpy().tobytes()))
+
+    def open(self, handle: Handle, size: int) -> Tensor:
+        """Take the broadcast of the bytes."""
+        return self._take(size).to(self._device)
+
+    def release(self) -> None:
+        """Do nothing: the sender's buffer is its own."""
+
     def close(self) -> None:
         """Do nothing: each buffer ends with its last tensor."""
-
-
-_ARRIVED, _COMPLETE, _OVER = "plimsoll/arrived", "plimsoll/complete", "plimsoll/over"
-"""Keys of a channel's store: how many members have come; that nobody need wait for more of them;
-that the sender has broken off."""
 
 
 def _abort_when_over(bell: Store, group: Any) -> None:
@@ -466,7 +590,7 @@ def _abort_when_over(bell: Store, group: Any) -> None:
     """
     with suppress(dist.DistError):
         while not bell.check([_OVER]):
-            time.sleep(_LISTEN_SECONDS)
+            time.sleep(_LISTENING.total_seconds())
     group.abort()
 
 
@@ -483,7 +607,7 @@ def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
         store.set(_COMPLETE, "")
     store.wait([_COMPLETE])
     if store.check([_OVER]):
-        raise WeightSyncError("the channel was given up, because an engine has died")
+        raise WeightSyncError(_GIVEN_UP)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
@@ -512,27 +636,26 @@ def _errors_end_only_groups() -> Iterator[None]:
         os.environ |= {} if before is None else {_HANDLING: before}
 
 
-def open_outlet(channel: Channel, device: torch.device, near: bool) -> tuple[Outlet, Channel]:
-    """Return the sending end of a channel, and the channel with the port that this end opened."""
-    match channel.route:
-        case "ipc":
-            return CardOutlet(device, channel.largest, card_name(device)), channel
-        case "nccl":
-            group = GroupOutlet(device, channel.address, channel.members)
-            return group, replace(channel, port=group.port)
-        case "host":
-            return HostOutlet(device, channel.largest, near), channel
+def open_outlet(channel: Channel, device: torch.device) -> Outlet:
+    """Return the sending end of a channel, with the board or the port that it opened."""
+    if channel.route == "ipc":
+        return CardOutlet(device, channel)
+    if channel.route == "host" and channel.near:
+        return HostOutlet(device, channel)
+    return GroupOutlet(device, _group_device(channel, device), channel)
 
 
 def open_inlet(channel: Channel, number: int, device: torch.device) -> Inlet:
     """Return the receiving end of a channel; `number` counts the engines' processes from 1."""
-    match channel.route:
-        case "ipc":
-            return CardInlet(device, card_name(device))
-        case "nccl":
-            return GroupInlet(channel, number, device)
-        case "host":
-            return HostInlet(device)
+    if channel.route == "ipc":
+        return CardInlet(channel, number, device)
+    if channel.route == "host" and channel.near:
+        return HostInlet(channel, number, device)
+    return GroupInlet(channel, number, device, _group_device(channel, device))
+
+
+def _group_device(channel: Channel, device: torch.device) -> torch.device:
+    return torch.device("cpu") if channel.route == "host" else device
 
 
 def serve_store(address: str, port: int = 0, ranks: int | None = None) -> TCPStore:

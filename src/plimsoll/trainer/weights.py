@@ -48,12 +48,17 @@ class WeightPlan:
     Attributes:
         names: the Hugging Face names of all tensors.
         buckets: the names in the module of each bucket's parameters.
-        largest: packed bytes of the largest bucket.
+        sizes: packed bytes of each bucket.
     """
 
     names: tuple[str, ...]
     buckets: tuple[tuple[str, ...], ...]
-    largest: int
+    sizes: tuple[int, ...]
+
+    @property
+    def largest(self) -> int:
+        """Packed bytes of the largest bucket."""
+        return max(self.sizes, default=0)
 
 
 def plan_weights(
@@ -74,16 +79,15 @@ def plan_weights(
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)
-    hf_names = hf_state_names(policy)
     buckets = plan_buckets(engine, bucket_bytes, only_trained, layers)
     names: list[str] = []
-    largest = 0
+    sizes: list[int] = []
     for bucket in buckets:
-        frames = {hf_names[n]: _frame(policy.get_parameter(n)) for n in bucket}
+        frames = {plain_name(n): _frame(policy.get_parameter(n)) for n in bucket}
         tensors = _with_ties(policy, frames, as_published)
         names += tensors
-        largest = max(largest, sum(packed_bytes(t.nbytes) for t in tensors.values()))
-    return WeightPlan(tuple(names), buckets, largest)
+        sizes.append(sum(packed_bytes(t.nbytes) for t in tensors.values()))
+    return WeightPlan(tuple(names), buckets, tuple(sizes))
 
 
 def _frame(parameter: nn.Parameter) -> Tensor:
@@ -162,9 +166,8 @@ def plain_weights(
     enter the block together; only ranks that want the weights call the function.
     """
     module = engine.module
-    hf_names = hf_state_names(module)
     with engine.gather([part for name in names for part in parts_of_weight(module, name)]):
-        yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
+        yield lambda: {plain_name(name): plain_weight(module, name) for name in names}
 
 
 def gather_bucket(
@@ -194,7 +197,7 @@ def gather_bucket(
 def _with_ties(
     policy: PolicyModel, weights: Mapping[str, Tensor], as_published: bool
 ) -> dict[str, Tensor]:
-    tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
+    tied = {name: weights[of] for name, of in policy.tied_names.items() if of in weights}
     all_weights = {**weights, **tied}
     return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -442,8 +442,8 @@ class Worker:
         route: DecidedRoute,
         largest: int,
         near: bool,
-        members: int,
-        cards: Collection[str] = (),
+        processes: int,
+        cards: Sequence[str] = (),
     ) -> Channel | None:
         """Make this rank's end of the way to the engines, and return the way.
 
@@ -454,18 +454,19 @@ class Worker:
             route: the kind of way.
             largest: bytes of the largest bucket.
             near: whether every engine is on rank 0's node.
-            members: rank 0 and all processes of all engines.
+            processes: of all engines.
             cards: the names of the engines' cards; only of `ipc`.
         """
         if self._outlet is not None:
             self._outlet.drop()
         self._outlet = None
-        sends = card_name(self._device) in cards if route == "ipc" else self._place.rank == 0
-        if not sends:
+        card = card_name(self._device) if route == "ipc" else ""
+        readers = cards.count(card) if card else processes  # CPUs have no name: rank 0 serves all
+        if not (readers if card else self._place.rank == 0):
             return None
-        channel = Channel(route, largest, self._place.address, members=members)
-        self._outlet, channel = open_outlet(channel, self._device, near)
-        return channel
+        channel = Channel(route, largest, readers, card, near, address=self._place.address)
+        self._outlet = open_outlet(channel, self._device)
+        return self._outlet.channel
 
     def break_off(self) -> None:
         """Free this rank and the engines from a transfer that will not end.

@@ -1,4 +1,4 @@
-"""Buckets from ranks to engines: while one is received, the next is gathered."""
+"""What goes from ranks to engines: one call of each member, whatever the number of buckets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
+import ray
 
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.sampler.protocol import RolloutEngine
@@ -19,61 +22,68 @@ class Member:
     """Writes down what it is called with; a result is what the call was of."""
 
     log: Log
-    name: str = ""
+    name: str
 
     @property
     def actor(self) -> Any:
-        return SimpleNamespace(call=SimpleNamespace(remote=self.called))
+        return SimpleNamespace(
+            call=SimpleNamespace(remote=self.called), call_each=SimpleNamespace(remote=self.called)
+        )
 
-    def called(self, task: str, *of: str) -> str:
-        self.log.append(("call", task, *of))
-        return f"{task} of {', '.join(of)}{self.name}"
+    def called(self, task: str, *of: object) -> str:
+        self.log.append((self.name, task, *map(str, of)))
+        return f"{task} of {self.name}"
 
 
 @dataclass
 class Transport:
-    """What `hand_over` asks of its cluster, without processes."""
+    """What a `RayCluster` has two ranks and two engines for, without processes."""
 
-    ranks: int = 1
     log: Log = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._engines = [Member(self.log)]
-        names = [f" of rank {rank}" for rank in range(self.ranks)] if self.ranks > 1 else [""]
-        self.members = [Member(self.log, name) for name in names]
+        self._engines = [Member(self.log, f"engine {i}") for i in range(2)]
+        self.members = [Member(self.log, f"rank {i}") for i in range(2)]
 
     def _as_done(
         self, call: str, pending: dict[str, Member], keep: Sequence[str]
     ) -> Iterator[tuple[str, Any]]:
-        self.log.append(("wait", *sorted(pending)))
+        self.log.append(("wait", call, *keep))
         yield from [(reference, None if reference in keep else reference) for reference in pending]
 
+    def _wait(self, call: str, calls: dict[str, Member]) -> list[str]:
+        self.log.append(("wait", call, *calls))
+        return [*calls]
 
-def test_the_next_bucket_is_gathered_while_the_last_is_received() -> None:
+    def engines_do(self, task: Any, *arguments: object) -> list[str]:
+        return [member.called(task.__name__, *arguments) for member in self._engines]
+
+
+def test_all_buckets_are_one_call_of_each_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "put", lambda value: value)
     transport = Transport()
-    buckets: list[tuple[object, ...]] = [("a",), ("b",)]
-    received = RayCluster.hand_over(
+    buckets: list[tuple[object, ...]] = [("a",), ("b",), ("c",)]
+    RayCluster.stream(
         cast(RayCluster, transport), Worker.weight_bucket, buckets, RolloutEngine.receive
     )
-    first, second = "weight_bucket of a", "weight_bucket of b"
+    sent, received = "[('a',), ('b',), ('c',)]", "[(), (), ()]"
     assert transport.log == [
-        ("call", "weight_bucket", "a"),
-        ("wait", first),
-        ("call", "receive", first),
-        ("call", "weight_bucket", "b"),
-        ("wait", f"receive of {first}", second),  # for both at once, and for no third
-        ("call", "receive", second),
-        ("wait", f"receive of {second}"),
+        *((f"rank {i}", "weight_bucket", sent) for i in range(2)),
+        *((f"engine {i}", "receive", received) for i in range(2)),
+        (
+            *("wait", "receive", "weight_bucket of rank 0", "weight_bucket of rank 1"),
+            *("receive of engine 0", "receive of engine 1"),
+        ),
     ]
-    assert [*map(str, received)] == [f"receive of {first}", f"receive of {second}"]
 
 
-def test_only_the_buckets_of_ranks_that_send_go_to_the_engines() -> None:
-    """Ranks 1 and 2 of four have an engine on their cards."""
-    transport = Transport(ranks=4)
-    received = RayCluster.hand_over(
-        cast(RayCluster, transport), Worker.weight_bucket, [("a",)], RolloutEngine.receive, (1, 2)
+def test_what_the_first_rank_returns_goes_to_the_engines_unopened() -> None:
+    transport = Transport()
+    take: Any = RolloutEngine.take_adapter
+    answer = RayCluster.hand_over(
+        cast(RayCluster, transport), Worker.adapter_files, ("actor", 3), take
     )
-    sent = [f"weight_bucket of a of rank {rank}" for rank in (1, 2)]
-    assert ("call", "receive", *sent) in transport.log
-    assert [*map(str, received)] == [f"receive of {', '.join(sent)}"]
+    first = "adapter_files of rank 0"
+    assert ("wait", "adapter_files", first) in transport.log
+    assert transport.log[-2:] == [(f"engine {i}", "take_adapter", first) for i in range(2)]
+    assert answer == "take_adapter of engine 0"

@@ -123,7 +123,7 @@ def test_names_are_those_of_the_plain_model(untied: Path, tied: Path) -> None:
     for path in (untied, tied):
         plain, module = load(path), adapted(path)
         assert set(hf_state_names(module).values()) == set(hf_state_names(plain).values())
-        assert module.tied_names() == plain.tied_names()
+        assert module.tied_names == plain.tied_names
     assert hf_state_names(adapted(untied))[WEIGHT] == "model.layers.0.self_attn.q_proj.weight"
     embedding = adapted(untied, targets=("embed_tokens",))
     assert set(hf_state_names(embedding).values()) == set(hf_state_names(load(untied)).values())

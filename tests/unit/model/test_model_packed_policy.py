@@ -197,8 +197,8 @@ def test_loading_twice_gives_the_same_bits(tmp_path: Path) -> None:
 def test_names_of_tied_and_untied_heads(tmp_path: Path) -> None:
     tied = load_policy(settings_for(write(tmp_path / "t", tiny_config("qwen2", True))), CPU)
     untied = load_policy(settings_for(write(tmp_path / "u", tiny_config("qwen2", False))), CPU)
-    assert tied.tied_names() == {"lm_head.weight": "model.embed_tokens.weight"}
-    assert untied.tied_names() == {}
+    assert tied.tied_names == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert untied.tied_names == {}
     extra = set(hf_state_names(untied).values()) - set(hf_state_names(tied).values())
     assert extra == {"lm_head.weight"}
     assert hf_state_names(tied)["lm.model.norm.weight"] == "model.norm.weight"

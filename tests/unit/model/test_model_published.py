@@ -72,11 +72,11 @@ def test_engines_get_the_names_of_the_weights_they_get(home: Path) -> None:
         weights: dict[str, torch.Tensor] = {
             hf_name: policy.get_parameter(name) for name, hf_name in names.items()
         }
-        weights |= {name: weights[of] for name, of in policy.tied_names().items()}
+        weights |= {name: weights[of] for name, of in policy.tied_names.items()}
         sent = dict(published_weights(policy.lm, weights)) if as_published else weights
         plan = plan_weights(
             cast(Engine, SimpleNamespace(module=policy)), 2**20, as_published, False
         )
         assert set(plan.names) == sent.keys()
     files = load_file(home / "first" / "model.safetensors").keys()
-    assert sent.keys() - policy.tied_names().keys() == files - saved_buffers(policy).keys()
+    assert sent.keys() - policy.tied_names.keys() == files - saved_buffers(policy).keys()

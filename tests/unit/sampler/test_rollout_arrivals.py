@@ -6,13 +6,12 @@ import re
 
 import pytest
 import torch
-from buckets import CPU, bucket_of, tensors_in
+from buckets import bucket_of, bytes_of, tensors_in
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import WeightSyncError
 from plimsoll.sync.buckets import Arrivals, WeightBucket, sum_pieces
-from plimsoll.sync.channel import HostInlet
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8, torch.float64]
 
@@ -24,7 +23,7 @@ def one_tensor() -> tuple[WeightBucket, list[int]]:
 
 
 def sums_of(bucket: WeightBucket) -> list[int]:
-    return sum_pieces(bucket.tensors, HostInlet(CPU).open(bucket.handle, bucket.bytes))
+    return sum_pieces(bucket.tensors, bytes_of(bucket))
 
 
 def test_tensors_that_were_announced_and_came_whole_are_complete() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from buckets import CPU, bucket_of, tensors_in
+from buckets import bucket_of, bytes_of, tensors_in
 from torch import Tensor
 
 from plimsoll.config.rollout import SyncConfig
@@ -17,7 +17,6 @@ from plimsoll.errors import WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance, Scaled
 from plimsoll.records import Floats, Ints, Prompt, Trajectory, single_turn
 from plimsoll.sync.buckets import Arrivals, WeightBucket, sum_pieces
-from plimsoll.sync.channel import HostInlet
 from plimsoll.sync.proof import Rehearsal, SyncReport, WeightSync, prepare_sync, prove, sync_weights
 
 PLAN = (("bias",), ("steps", "first"))
@@ -38,8 +37,7 @@ class PlainEngine:
     cached: dict[str, Tensor] | None = None
 
     def receive(self, bucket: WeightBucket) -> None:
-        data = HostInlet(CPU).open(bucket.handle, bucket.bytes)
-        self.arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, data))
+        self.arrivals.take(bucket.tensors, sum_pieces(bucket.tensors, bytes_of(bucket)))
         self.weights |= tensors_in(bucket)
 
     def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
@@ -180,9 +178,9 @@ def test_a_dropped_tensor_is_named_before_anything_is_proved() -> None:
 
 def test_damaged_bytes_stop_the_sync() -> None:
     def damage(bucket: WeightBucket) -> WeightBucket:
-        data = bucket.handle[0].copy()
-        data[0] ^= 1
-        return replace(bucket, handle=(data,))
+        damaged = bucket_of(tensors_in(bucket))
+        bytes_of(damaged)[0] ^= 1
+        return replace(bucket, handle=damaged.handle)
 
     route = make_route(damage)
     with pytest.raises(WeightSyncError, match="bias arrived damaged"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from buckets import bucket_of
+from buckets import bucket_of, posted
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -24,7 +24,6 @@ from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sampler.transformers.config import TransformersConfig
 from plimsoll.sampler.transformers.engine import GROUPED, TransformersEngine
 from plimsoll.sync.buckets import WeightBucket
-from plimsoll.sync.channel import Channel
 
 torch.set_num_threads(1)
 
@@ -317,9 +316,9 @@ def weights_of(model: Path) -> dict[str, Tensor]:
 
 def send(engine: TransformersEngine, names: tuple[str, ...], *buckets: WeightBucket) -> None:
     async def steps() -> None:
-        await engine.begin_sync(names, Channel("host", 0))
-        for bucket in buckets:
-            await engine.receive(bucket)
+        await engine.begin_sync(names, [posted(*buckets)])
+        for _ in buckets:
+            await engine.receive()
         await engine.end_receiving()
         await engine.finish_sync(5)
 
@@ -363,7 +362,7 @@ def test_a_paused_engine_lets_requests_wait_for_the_new_weights(models: list[Pat
 
     async def talk() -> tuple[bool, Trajectory]:
         await engine.pause()
-        await engine.begin_sync((), Channel("host", 0))
+        await engine.begin_sync((), [posted()])
         asked = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(0)
         waited = not asked.done()

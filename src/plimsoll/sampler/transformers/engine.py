@@ -45,7 +45,7 @@ from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_
 from plimsoll.run.readings import Reading
 from plimsoll.sampler.protocol import EngineSpec, Request, RolloutBuild
 from plimsoll.sampler.text import Decoder
-from plimsoll.sync.buckets import WeightBucket, WeightLanding, split_bytes
+from plimsoll.sync.buckets import WeightLanding, split_bytes
 from plimsoll.sync.channel import Channel, card_name
 from plimsoll.trainer.memory import read_memory
 from plimsoll.trainer.process_group import kernel_limits, suit_cards
@@ -289,19 +289,18 @@ class TransformersEngine:
         """Return the name of the engine's card."""
         return [card_name(torch.device(self._spec.device))]
 
-    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
+    async def begin_sync(self, names: tuple[str, ...], channels: Sequence[Channel]) -> None:
         """Expect these tensors as new weights."""
-        self._landing.begin(names, channel)
+        self._landing.begin(names, channels)
 
-    async def receive(self, *buckets: WeightBucket) -> int:
-        """Copy a bucket's tensors into the model; return the bucket's bytes."""
+    async def receive(self) -> None:
+        """Copy the next bucket's tensors into the model."""
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        with self._landing.bucket(buckets) as (bucket, data):
+        with self._landing.bucket() as (bucket, data):
             for name, piece in split_bytes(bucket.tensors, data).items():
                 if name not in parameters:
                     raise WeightSyncError(f"the rollout model has no tensor {name}")
                 parameters[name].data.copy_(piece)
-        return bucket.bytes
 
     async def end_receiving(self) -> None:
         """Check that all tensors came, and let go of the sender's memory."""

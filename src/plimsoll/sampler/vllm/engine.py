@@ -38,8 +38,7 @@ from plimsoll.sampler.text import Decoder
 from plimsoll.sampler.vllm.config import vllm_of
 from plimsoll.sampler.vllm.sampler import batch_on_card
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.sync.buckets import WeightBucket
-from plimsoll.sync.channel import Channel, HostRelay
+from plimsoll.sync.channel import Channel
 from plimsoll.trainer.process_group import kernel_limits
 from plimsoll.trainer.weights import AdapterFiles
 
@@ -97,7 +96,6 @@ class VllmEngine:
         self._running = asyncio.Event()
         self._running.set()
         self._adapter: Any = None
-        self._relay = HostRelay()
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         # vLLM never removes the sockets between its processes.
         self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=os.environ.get(_SOCKETS))
@@ -183,20 +181,16 @@ class VllmEngine:
         """Return the name of the card of each of vLLM's workers."""
         return [*await self._llm.collective_rpc("plimsoll_card_name")]
 
-    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
+    async def begin_sync(self, names: tuple[str, ...], channels: Sequence[Channel]) -> None:
         """Wake the weights of a sleeping engine, and announce the tensors to its workers."""
         if self._asleep:
             await self._wake(["weights"])
-        self._relay.fit(channel.largest)
-        await self._rpc(
-            "plimsoll_begin", list(names), list(astuple(channel)), self._spec.first_process
-        )
+        ways = [list(astuple(channel)) for channel in channels]
+        await self._rpc("plimsoll_begin", list(names), ways, self._spec.first_process)
 
-    async def receive(self, *buckets: WeightBucket) -> int:
-        """Hand the workers what they need to open a bucket; return its bytes."""
-        near = [replace(b, handle=self._relay.forward(b.handle)) for b in buckets]
-        await self._rpc("plimsoll_receive", [astuple(bucket) for bucket in near])
-        return buckets[0].bytes
+    async def receive(self) -> None:
+        """Have the workers take the next bucket."""
+        await self._rpc("plimsoll_receive")
 
     async def end_receiving(self) -> None:
         """Have the workers put the new weights in their places."""

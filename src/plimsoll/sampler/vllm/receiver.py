@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from plimsoll.machine.processes import write_stacks_when_asked
-from plimsoll.sync.buckets import WeightLanding, rebuild_bucket, split_bytes
+from plimsoll.sync.buckets import WeightLanding, split_bytes
 from plimsoll.sync.channel import Channel, card_name
 from plimsoll.trainer.memory import read_card
 
@@ -89,25 +89,24 @@ class WeightReceiver:
     rank: int
     plimsoll_landing: WeightLanding | None = None
 
-    def plimsoll_begin(self, names: list[str], channel: list[Any], first: int) -> None:
-        """Announce the tensors of a sync, and the channel by which they come.
+    def plimsoll_begin(self, names: list[str], channels: list[list[Any]], first: int) -> None:
+        """Announce the tensors of a sync, and the channels by which they come.
 
         `first` is the number of the engine's first process among those of all engines.
         """
         if self.plimsoll_landing is None:
-            number = first + self.rank
-            self.plimsoll_landing = WeightLanding(number, torch.device(self.device))
-        self.plimsoll_landing.begin(tuple(names), Channel(*channel))
+            number, device = first + self.rank, torch.device(self.device)
+            self.plimsoll_landing = WeightLanding(number, device, is_first=self.rank == 0)
+        self.plimsoll_landing.begin(tuple(names), [Channel(*values) for values in channels])
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def plimsoll_receive(self, buckets: list[list[Any]]) -> None:
-        """Load a bucket's tensors; each rank that sends has a bucket, of which one is for us."""
+    def plimsoll_receive(self) -> None:
+        """Load the next bucket's tensors."""
         assert self.plimsoll_landing is not None
         model = self.model_runner.get_model()
         headed = any(path.endswith("lm_head") for path, _ in model.named_modules())
-        sent, is_first = map(rebuild_bucket, buckets), self.rank == 0
-        with self.plimsoll_landing.bucket(sent, is_first=is_first) as (bucket, data):
+        with self.plimsoll_landing.bucket() as (bucket, data):
             pieces = split_bytes(bucket.tensors, data)
             wanted = [(n, piece) for n, piece in pieces.items() if headed or n not in _HEADS]
             with set_current_vllm_config(self.vllm_config), torch.device(self.device):

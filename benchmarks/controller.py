@@ -1,0 +1,421 @@
+"""Measure what a run's controller does, part by part, at growing sizes, and extrapolate.
+
+    python benchmarks/controller.py [PART ...] [--json FILE]
+
+A step costs the controller seconds in which cards wait. Each part is measured at four sizes in CPU
+seconds of this process, and the exponent over the larger three of them is fitted: 1 grows with the
+size, 2 with its square. What is said of the size that a cluster has is extrapolated by it.
+
+Ranks and engines are simulated: a few Ray actors stand for hundreds of members, and answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from plimsoll.cluster.protocol import Pending, Shortages
+from plimsoll.cluster.ray import RayCluster
+from plimsoll.cluster.ray_actors import Host, Member
+from plimsoll.cluster.route import ActorRoute
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.rl import RlConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.records import Pack, Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.rl.batch import (
+    batch_metrics,
+    estimate_advantages,
+    has_kl_loss,
+    pack_batch,
+    policy_stream,
+    score,
+    token_scores,
+)
+from plimsoll.run.trajectories import to_bytes, write_trajectories
+from plimsoll.sampler.protocol import EngineSpec, Request
+from plimsoll.sync.channel import Channel
+from plimsoll.trainer.weights import WeightPlan
+
+Job = Callable[[], object]
+"""What is measured; its preparation is not."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the controller's work.
+
+    Attributes:
+        prepare: returns the work of a size.
+        unit: of what the size is a number.
+        sizes: at which it is measured.
+        target: for which its cost is extrapolated.
+        meaning: what that size is.
+        has_bytes: whether the memory that Python and NumPy allocate is measured, too.
+    """
+
+    prepare: Callable[[int, ExitStack], Job]
+    unit: str
+    sizes: tuple[int, ...]
+    target: int
+    meaning: str
+    has_bytes: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """CPU seconds of a part at its sizes; bytes a unit at the peak, if they are measured."""
+
+    seconds: tuple[float, ...]
+    peak: int | None
+
+    def exponent(self, sizes: Sequence[int]) -> float:
+        """Return the slope of log seconds over log size, without the smallest size."""
+        x, y = np.log(sizes[1:]), np.log(np.maximum(self.seconds[1:], 1e-6))
+        return float(np.polyfit(x, y, 1)[0])
+
+    def at(self, size: int, sizes: Sequence[int]) -> float:
+        """Return the seconds at a size beyond those measured."""
+        return float(self.seconds[-1] * (size / sizes[-1]) ** max(1.0, self.exponent(sizes)))
+
+
+PROMPT, RESPONSE, GROUP, STREAMS = 256, 8192, 16, 64
+"""Tokens of a prompt and of a response, responses of a prompt, and data-parallel streams."""
+T134 = 1024 * GROUP * RESPONSE
+TOKENS = tuple(2**e * GROUP * RESPONSE for e in range(2, 6))
+CALLS = tuple(4**e * 256 for e in range(4))
+
+
+class Streams:
+    """A group whose ranks answer at once: with a log-prob of -1 for each learned token."""
+
+    def __init__(self, streams: int) -> None:
+        self.streams = streams
+        self.shortages = Shortages()
+        self.own_groups: dict[str, Any] = {}
+
+    def call(self, task: Callable[..., Any], per_stream: Sequence[tuple[Any, ...]]) -> Pending[Any]:
+        """Put each stream's arguments into bytes, as Ray does, and answer."""
+        answers = []
+        for arguments in per_stream:
+            context = ray._private.worker.global_worker.get_serialization_context()
+            context.serialize(arguments)
+            packs: Sequence[Pack] = arguments[1]
+            answers.append([np.full(p.loss_tokens, -1, np.float32) for p in packs])
+        return Pending(lambda: answers)
+
+
+def settings(home: Path) -> RunSpec[RlConfig]:
+    """Return GRPO with a KL term and a correction, whose log-probs are all scored."""
+    role = {"model": {"path": str(home / "model"), "dtype": "float32"}}
+    return spec_of(
+        RlConfig.model_validate(
+            {
+                "run": {"steps": 1, "directory": str(home / "run"), "seed": 0},
+                "cluster": {"where": "ray", "device": "cpu", "threads": 1, "ranks": STREAMS},
+                "data": {
+                    "train": {"path": str(home / "rows.jsonl"), "prompt": "prompt"},
+                    "chat_template": "none",
+                    "max_tokens": PROMPT,
+                },
+                "batch": {
+                    "prompts": 1024,
+                    "responses": GROUP,
+                    "micro_batch_tokens": 65536,
+                    "share_prompts": True,
+                },
+                "actor": role | {"optimizer": {"learning_rate": 1e-6}},
+                "reference": role,
+                "rewards": {"length": {"name": "length"}},
+                "rollout": {
+                    "transformers": {},
+                    "dtype": "float32",
+                    "sampling": {"max_new_tokens": RESPONSE},
+                },
+                "algorithm": {"advantage": {"name": "grpo"}, "kl": {"place": "loss"}},
+            }
+        )
+    )
+
+
+def episodes(tokens: int) -> list[Trajectory]:
+    """Return a step's responses: half of them nearly as long as allowed, words of a vocabulary."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(tokens // RESPONSE // GROUP):
+        prompt = Prompt(number, rng.integers(0, 150_000, PROMPT).astype(np.int32), "x" * PROMPT)
+        for sample in range(GROUP):
+            ids = rng.integers(0, 150_000, RESPONSE)
+            logprobs = -rng.exponential(0.5, RESPONSE).astype(np.float32)
+            part = (RewardPart("length", float(rng.integers(0, 2))),)
+            text = "word " * RESPONSE
+            found.append(
+                single_turn(prompt, sample, ids, logprobs, text, "stop", 1, part, group=number)
+            )
+    return found
+
+
+def step_part(name: str, tokens: int, stack: ExitStack) -> Job:
+    """Return one part of a step over a number of sampled tokens."""
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    write_model(home)
+    spec, sampled = settings(home), episodes(tokens)
+    cluster: Any = Streams(STREAMS)
+    algorithm = spec.config.algorithm
+    if name == "pack":
+        return lambda: pack_batch(sampled, spec, STREAMS, STREAMS, 1)
+    batch = pack_batch(sampled, spec, STREAMS, STREAMS, 1)
+    if name == "score":
+        return lambda: score(batch, spec, cluster)
+    scores = score(batch, spec, cluster)
+    if name == "advantages":
+        return lambda: estimate_advantages(batch, scores, algorithm, 0.1, {})
+    learnables = estimate_advantages(batch, scores, algorithm, 0.1, {})
+    if name == "metrics":
+        return lambda: batch_metrics(batch, scores, 0.1)
+    if name == "journal":
+        groups = [sampled[i : i + GROUP] for i in range(0, len(sampled), GROUP)]
+        return lambda: [to_bytes(group) for group in groups]
+    if name == "trajectories":
+        return lambda: write_trajectories(
+            home / "step.parquet", 1, sampled, token_scores(batch, scores, learnables)
+        )
+    assert name == "train"
+
+    def send() -> None:
+        stream = policy_stream(batch, scores, learnables.advantages_L, has_kl_loss(algorithm))
+        for mini in batch.layout.minis:
+            cluster.call(None, [("actor", p, [*map(stream, p)]) for p in mini.packs])
+
+    return send
+
+
+def whole_step(tokens: int, stack: ExitStack) -> Job:
+    """Return all parts of a step one after the other, as the loop has them."""
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    write_model(home)
+    spec, sampled = settings(home), episodes(tokens)
+    cluster: Any = Streams(STREAMS)
+
+    def step() -> None:
+        algorithm = spec.config.algorithm
+        batch = pack_batch(sampled, spec, STREAMS, STREAMS, 1)
+        scores = score(batch, spec, cluster)
+        learnables = estimate_advantages(batch, scores, algorithm, 0.1, {})
+        written = token_scores(batch, scores, learnables)
+        write_trajectories(home / "step.parquet", 1, sampled, written)
+        stream = policy_stream(batch, scores, learnables.advantages_L, has_kl_loss(algorithm))
+        for mini in batch.layout.minis:
+            cluster.call(None, [("actor", p, [*map(stream, p)]) for p in mini.packs])
+        batch_metrics(batch, scores, 0.1)
+
+    return step
+
+
+def write_model(home: Path) -> None:
+    """Write a tiny model and a row, so that the settings name files that exist."""
+    from plimsoll.commands.demo import make_tokenizer
+    from plimsoll.model.tiny import tiny_config, write_tiny_model
+
+    write_tiny_model(home / "model", tiny_config("qwen2", True, vocab=32), 0, make_tokenizer())
+    (home / "rows.jsonl").write_text('{"prompt": "1+1="}\n')
+
+
+@ray.remote(num_cpus=0, max_concurrency=100_000)
+class Light:
+    """Stands for many ranks or engines, and answers at once."""
+
+    def __init__(self, plan: WeightPlan | None) -> None:
+        self._plan = plan
+        self._never = asyncio.Event()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Answer as a rank or an engine does."""
+        if method == "generate":
+            [request] = arguments
+            answer = np.zeros(4, np.int64), np.zeros(4, np.float32)
+            return [
+                single_turn(prompt, i, *answer, "", "stop", 0)
+                for prompt in request.prompts
+                for i in range(request.responses)
+            ]
+        if method == "weight_plan":
+            return self._plan
+        return Channel("host", 2**28) if method == "open_channel" else 0
+
+    async def call_each(self, method: str, each: Any) -> None:
+        """Answer once for all, as if the data planes had done the rest."""
+
+    async def watch(self) -> None:
+        """Wait for ever."""
+        await self._never.wait()
+
+    async def sign(self) -> None:
+        """Give no sign: nothing asks for it within a benchmark's seconds."""
+        await self._never.wait()
+
+
+class SimulatedCluster(RayCluster):
+    """A `RayCluster` whose members are played by a few actors."""
+
+    def __init__(self, ranks: int, engines: int, plan: WeightPlan | None = None) -> None:
+        self._count, self._plan = ranks, plan
+        rollout = RolloutConfig.model_validate({"transformers": {"max_sequences": 256}})
+        spec = EngineSpec(0, "model", 1024, 1, "cpu", rollout)
+        config = ClusterConfig.model_validate({"where": "ray", "hang_timeout": 0, "ranks": ranks})
+        super().__init__(config, [replace(spec, index=i) for i in range(engines)], 1, "cpu")
+
+    def _start_members(self, config: Any, specs: Any, threads: int, device: Any) -> None:
+        actors = [Light.remote(self._plan) for _ in range(4)]  # type: ignore[attr-defined]
+        host = Host(0, "127.0.0.1", 0, "", "", ())
+
+        def play(role: str, count: int) -> list[Member]:
+            return [Member(f"{role} {i}", actors[i % 4], host) for i in range(count)]
+
+        self.members = self._ranks = play("training rank", self._count)
+        self._groups = {"actor": self}
+        self._engines = play("rollout engine", len(specs))
+        ray.get([actor.call.remote("ready") for actor in actors])
+        self._watch((*self._ranks, *self._engines))
+
+    def close(self) -> None:
+        """Leave Ray."""
+        self._watches.clear()
+        ray.shutdown()
+
+
+@contextmanager
+def other_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Yield an event loop that runs in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def ask_all(responses: int, stack: ExitStack) -> Job:
+    """Return a step's requests, all in flight at once to 64 engines."""
+    cluster = stack.enter_context(closing(SimulatedCluster(8, 64)))
+    loop = stack.enter_context(other_loop())
+    tokens = np.zeros(PROMPT, np.int32)
+
+    async def ask(number: int) -> None:
+        request = Request((Prompt(number, tokens, ""),), GROUP, SamplingConfig(), number)
+        await cluster.ask(request, number)
+
+    async def everything() -> None:
+        await asyncio.gather(*map(ask, range(responses // GROUP)))
+
+    def run() -> None:
+        future: Future[None] = asyncio.run_coroutine_threadsafe(everything(), loop)
+        cluster.wait_for(future)
+
+    return run
+
+
+def call_group(ranks: int, stack: ExitStack) -> Job:
+    """Return a call of every rank of a group."""
+    cluster = stack.enter_context(closing(SimulatedCluster(ranks, 0)))
+    return lambda: cluster.all(_anything)
+
+
+def _anything() -> None:
+    """Do what the simulated members do at any call."""
+
+
+def send_weights(members: int, stack: ExitStack) -> Job:
+    """Return a sync of a 70B model's 723 tensors to half as many engines as there are ranks."""
+    names = tuple(f"model.layers.{i // 9}.part_{i % 9}.weight" for i in range(723))
+    count = 70 * 2 * 10**9 // 2**28
+    buckets = tuple(names[i * 723 // count : (i + 1) * 723 // count] for i in range(count))
+    engines = members // 9
+    plan = WeightPlan(names, buckets, (2**28,) * count)
+    cluster = stack.enter_context(closing(SimulatedCluster(members - engines, engines, plan)))
+    rollout = RolloutConfig.model_validate({"transformers": {}, "sync": {"route": "host"}})
+    route = ActorRoute(cluster, 4096, False, rollout)
+    return lambda: route.transfer(2**28, 1)
+
+
+def _step(name: str, *, has_bytes: bool = False) -> Part:
+    meaning = "1,024 prompts x 16 responses x 8,192 tokens"
+    return Part(partial(step_part, name), "tokens", TOKENS, T134, meaning, has_bytes)
+
+
+PARTS: dict[str, Part] = {
+    "whole step": replace(_step("pack", has_bytes=True), prepare=whole_step),
+    **{name: _step(name) for name in ("pack", "score", "advantages", "metrics", "journal")},
+    **{name: _step(name) for name in ("trajectories", "train")},
+    "requests": Part(ask_all, "responses", CALLS, 65536, "in flight to 64 engines"),
+    "group call": Part(call_group, "ranks", (64, 128, 256, 512), 1024, "ranks, one call"),
+    "weight sync": Part(send_weights, "members", (18, 36, 72, 144), 1024, "70B, 256 MiB buckets"),
+}
+
+
+def measure(part: Part) -> Measured:
+    """Return the part's CPU seconds at all its sizes, the less of two runs each."""
+    seconds, peak = [], None
+    for size in part.sizes:
+        with ExitStack() as stack:
+            job = part.prepare(size, stack)
+            runs = []
+            for _ in range(2):
+                start = time.process_time()
+                job()
+                runs.append(time.process_time() - start)
+            seconds.append(min(runs))
+            if part.has_bytes and size == part.sizes[1]:
+                tracemalloc.start()
+                job()
+                peak = int(tracemalloc.get_traced_memory()[1] / size)
+                tracemalloc.stop()
+    return Measured(tuple(seconds), peak)
+
+
+def main() -> None:
+    """Print a row for each part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    given = parser.parse_args()
+    unknown = [name for name in given.parts if name not in PARTS]
+    if unknown:
+        parser.error(f"no part is named {unknown[0]!r}: {', '.join(PARTS)}")
+    figures = {}
+    print(
+        "| part | sizes | CPU seconds | exponent | extrapolated |\n| --- | --- | --- | --- | --- |"
+    )
+    for name in given.parts or PARTS:
+        part = PARTS[name]
+        found = measure(part)
+        exponent, far = found.exponent(part.sizes), found.at(part.target, part.sizes)
+        sizes = f"{part.sizes[0]:,} to {part.sizes[-1]:,} {part.unit}"
+        seconds = ", ".join(f"{s:.3g}" for s in found.seconds)
+        beside = "" if found.peak is None else f"; {found.peak} bytes a token beside the sampled"
+        far_text = f"{far:.3g} s at {part.target:,} ({part.meaning}){beside}"
+        print(f"| {name} | {sizes} | {seconds} | {exponent:.2f} | {far_text} |", flush=True)
+        figures[name] = {"sizes": part.sizes, "seconds": found.seconds, "peak": found.peak}
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
