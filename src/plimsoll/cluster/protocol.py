@@ -119,9 +119,6 @@ class Group(Protocol):
         Returns the answers of all ranks, in their order.
         """
 
-    def first(self, task: Callable[..., R], *arguments: object) -> R:
-        """Call a method of `Worker` on the first rank alone; it must not wait for the others."""
-
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a stream's rank has returned, with what the cluster sees of it."""
 
@@ -161,6 +158,9 @@ class Cluster(Group, Protocol):
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a method of `RolloutEngine` on every engine; return the results in their order."""
+
+    def first(self, task: Callable[..., R], *arguments: object) -> R:
+        """Call a method of `Worker` on the actor's first rank alone; it must not wait for the others."""
 
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank, also while another call of the rank goes on.

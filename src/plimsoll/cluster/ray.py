@@ -102,11 +102,6 @@ class RankGroup:
         """Call a method of `Worker` on every rank with the same arguments."""
         return self.wait(task.__name__, _calls(self.members, task, *arguments))
 
-    def first(self, task: Callable[..., R], *arguments: object) -> R:
-        """Call a method of `Worker` on the first rank alone."""
-        answer: R = self.wait(task.__name__, _calls(self.members[:1], task, *arguments))[0]
-        return answer
-
     def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error that a stream's rank has returned, with what is seen of the rank."""
         return self.see(self.members[stream * self.shards], error)
@@ -287,6 +282,11 @@ class RayCluster(RankGroup):
 
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
+
+    def first(self, task: Callable[..., R], *arguments: object) -> R:
+        """Call a method of `Worker` on the actor's first rank alone."""
+        answer: R = self._wait(task.__name__, _calls(self.members[:1], task, *arguments))[0]
+        return answer
 
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank of the actor, in a thread beside other calls."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -45,12 +47,12 @@ class ParrotEngine(TransformersEngine):
             self._dropped[name] = parameter.shape
             parameter.data = parameter.data.new_empty(0)
 
-    async def begin_sync(self, names: tuple[str, ...], channel: Channel) -> None:
+    async def begin_sync(self, names: tuple[str, ...], channels: Sequence[Channel]) -> None:
         for name, shape in self._dropped.items():
             parameter = self._model.get_parameter(name)
             parameter.data = parameter.data.new_empty(shape)
         self._dropped.clear()
-        await super().begin_sync(names, channel)
+        await super().begin_sync(names, channels)
 
 
 ENGINE = RolloutBuild(
