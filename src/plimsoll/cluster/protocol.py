@@ -160,7 +160,7 @@ class Cluster(Group, Protocol):
         """Call a method of `RolloutEngine` on every engine; return the results in their order."""
 
     def first(self, task: Callable[..., R], *arguments: object) -> R:
-        """Call a method of `Worker` on the actor's first rank alone; it must not wait for the others."""
+        """Call a method of `Worker` on the actor's first rank; it must not wait for others."""
 
     def all_beside(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank, also while another call of the rank goes on.
