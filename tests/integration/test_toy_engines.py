@@ -95,13 +95,17 @@ def test_they_train_a_run_of_two_steps(house: Path, folder: Path) -> None:
     ).is_file()
 
 
-def test_their_own_prices_are_in_the_plan(house: Path, folder: Path) -> None:
+def test_their_prices_are_in_the_plan(house: Path, folder: Path) -> None:
+    """The trainer has a price of its own; the sampler has none, and its price is coarse."""
     done = plimsoll(
         house, folder, "plan", "grpo.yaml", "--cluster", "cpu", "--host-memory", "16GB", "--json"
     )
     assert done.returncode == 0, done.stderr
-    names = {item["item"] for item in json.loads(done.stdout)["items"]}
-    assert {"plain weights", "plain gradients", "plain momentum", "parrot weights"} <= names
+    items = json.loads(done.stdout)["items"]
+    names = {item["item"] for item in items}
+    assert {"plain weights", "plain gradients", "plain momentum"} <= names
+    coarse = {item["item"] for item in items if item["source"].startswith("coarse: ")}
+    assert coarse == {"weights", "KV cache"}
 
 
 @pytest.mark.parametrize(

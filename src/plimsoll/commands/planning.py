@@ -182,8 +182,12 @@ def warnings_of(plan: Plan) -> list[str]:
 
 
 def require_fit(plan: Plan) -> None:
-    """Raise DoesNotFit, with errors and remedies, if the plan does not fit."""
-    if plan.verdict == "does not fit":
+    """Raise DoesNotFit, with errors and remedies, if the plan does not fit.
+
+    A plan with a guessed model keeps no run from starting.
+    """
+    is_guess = any(shape.origin == "guessed" for shape in plan.job.shapes.values())
+    if plan.verdict == "does not fit" and not is_guess:
         raise DoesNotFit(
             f"the run does not fit\n{verdict_text(plan)}\n"
             "`plimsoll plan --all` shows every item; --force starts the run all the same."

@@ -40,10 +40,13 @@ See peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe.
 
 
 def positions(job: PlannedJob) -> Iterator[Problem]:
-    """Refuse roles whose longest sequence has more tokens than the model has positions."""
+    """Refuse roles whose longest sequence has more tokens than the model has positions.
+
+    In a family that the plan does not know, max_position_embeddings may be no such limit.
+    """
     for role, shape in job.shapes.items():
         longest, written = job.spec.longest_of(role)
-        if longest > shape.positions:
+        if longest > shape.positions and shape.origin == "described":
             what = f"a sequence of the {role} may be {longest:,} tokens long ({written})"
             why = f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or "
             why += "those before its longrope changes); what is beyond them it has never seen, or "
@@ -66,6 +69,24 @@ def other_parts(job: PlannedJob) -> Iterator[Problem]:
             fix = f"a text-only model, or as {job.key(role)}.model.path a directory with the text "
             fix += "decoder saved by itself"
             yield Problem("text-decoder", "warning", what, why, fix)
+
+
+def families(job: PlannedJob) -> Iterator[Problem]:
+    """Warn of models whose family the plan does not know, and say how it estimates them."""
+    for role, shape in job.shapes.items():
+        if shape.origin == "described":
+            continue
+        if shape.origin == "counted":
+            why = "its parameters are counted in the model that transformers builds, and its "
+            why += "activations estimated by known families with the same norms. These were most "
+            why += "often within 10 %, and far off for layers of another kind (linear attention)"
+            fix = "some memory left free, or an entry for the family in shapes/families.json"
+        else:
+            why = "transformers cannot build the model, so that it counts as a Llama of the sizes "
+            why += "in its config.json. The plan is coarse, and does not keep a run from starting"
+            fix = "a version of transformers that has the family"
+        what = f"the plan does not know the {role}'s family, {shape.family} ({shape.name})"
+        yield Problem("model-family", "warning", what, why, fix)
 
 
 def vocabularies(job: PlannedJob) -> Iterator[Problem]:
@@ -95,7 +116,8 @@ def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
         for module in whole & against.keys():
             what = f"{role}.adapter.modules_to_save: {module} cannot be trained whole beside it"
             yield Problem("adapter-targets", "error", what, against[module], f"no {module} there")
-        for target in adapter.targets if trained.adapter else ():
+        names_known = trained.adapter is not None and shape.origin != "guessed"
+        for target in adapter.targets if names_known else ():
             if obstacle := _against_target(shape, target):
                 what = f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
                 what += "an adapter"
@@ -329,7 +351,7 @@ def nodes(job: PlannedJob) -> Iterator[Problem]:
 
 
 PLAN_RULES = (
-    *(positions, other_parts, vocabularies, adapter_targets),
+    *(positions, other_parts, families, vocabularies, adapter_targets),
     *(varlen, engines),
     *(bfloat16_cards, own_kernels, offload),
     *(idle_ranks, idle_cards, nodes, trainers),

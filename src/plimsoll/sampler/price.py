@@ -106,9 +106,40 @@ class CrowdedCard:
     beside: int
 
 
+def coarse_contents(process: EngineProcess) -> Iterator[Allocation]:
+    """Yield the weights and the longest KV cache, or the share of its card that an engine takes.
+
+    This is the price of an engine that has none of its own.
+    """
+    if process.kind == "engine" and process.sampler.rollout.parts > 1:
+        return  # the front of an engine, whose parts are processes
+    sampler, card = process.sampler, process.card
+    shape, element, parts = sampler.shape, sampler.element, sampler.rollout.parts
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
+    sequences, longest = sampler.sequences, sampler.longest
+    weights, cache = element * shape.parameters // parts, sequences * longest * token // parts
+    words = f"{element} bytes x {shape.parameters:,} / {parts}"
+    cached = f"{sequences} sequences x {longest:,} tokens x {token:,} bytes / {parts}"
+    share = sampler.rollout.engine.card_share
+    if card is not None and share:
+        cache = max(0, int(share * card.usable_bytes) - weights)
+        cached = f"{share:g} x {card.usable_bytes:,} - {weights:,}"
+
+    def item(name: str, size: int, formula: str, cache: bool = False) -> Item:
+        words = formula, "coarse: the engine has no price.py (sampler/price.py)"
+        return Item("rollout", "rollout engines", name, "device", "allocated", size, *words, cache)
+
+    yield Allocation(item("weights", weights, words), process.moments)
+    yield Allocation(item("KV cache", cache, cached, cache=True), process.moments)
+
+
+def _find_nothing(site: EngineSite, *more: object) -> Iterator[Problem]:
+    return iter(())
+
+
 @dataclass(frozen=True)
 class RolloutPrice:
-    """The functions that price a rollout engine.
+    """The functions that price a rollout engine; without them the price is coarse.
 
     Attributes:
         contents: the memory of one process of the engine, without interpreter and libraries.
@@ -121,12 +152,12 @@ class RolloutPrice:
             that engines use, bytes that are free on each card of that node.
     """
 
-    contents: Callable[[EngineProcess], Iterator[Allocation]]
-    libraries: Literal["engine_process", "worker_process"]
-    plan: Callable[[EngineSite], Iterator[Problem]]
-    starts: Callable[[EngineSite, int | None], Iterator[Problem]]
-    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]]
-    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]]
+    contents: Callable[[EngineProcess], Iterator[Allocation]] = coarse_contents
+    libraries: Literal["engine_process", "worker_process"] = "worker_process"
+    plan: Callable[[EngineSite], Iterator[Problem]] = _find_nothing
+    starts: Callable[[EngineSite, int | None], Iterator[Problem]] = _find_nothing
+    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]] = _find_nothing
+    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]] = _find_nothing
 
 
 def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
@@ -151,8 +182,8 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
 
 
 def rollout_price(rollout: RolloutConfig) -> RolloutPrice:
-    """Return the price functions of the engine that the settings name."""
-    return cast(RolloutPrice, rollout.engine_value("price"))
+    """Return the price functions of the engine that the settings name, or coarse ones."""
+    return cast(RolloutPrice, rollout.engine_value("price", RolloutPrice()))
 
 
 def receiving_items(

@@ -37,11 +37,4 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     yield Allocation(item("logits", logits, widths), sampling)
 
 
-PRICE = RolloutPrice(
-    contents=_contents,
-    libraries="worker_process",
-    plan=lambda site: iter(()),
-    starts=lambda site, card_bytes: iter(()),
-    shares=lambda site, card: iter(()),
-    here=lambda site, cards, free_bytes: iter(()),
-)
+PRICE = RolloutPrice(contents=_contents)

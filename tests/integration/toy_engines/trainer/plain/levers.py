@@ -1,3 +1,0 @@
-"""The engine has no levers."""
-
-LEVERS = ()
