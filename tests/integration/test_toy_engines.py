@@ -105,7 +105,7 @@ def test_their_prices_are_in_the_plan(house: Path, folder: Path) -> None:
     names = {item["item"] for item in items}
     assert {"plain weights", "plain gradients", "plain momentum"} <= names
     coarse = {item["item"] for item in items if item["source"].startswith("coarse: ")}
-    assert coarse == {"weights", "KV cache"}
+    assert coarse == {"weights", "KV cache", "logits"}
 
 
 @pytest.mark.parametrize(

@@ -196,10 +196,8 @@ def require_fit(plan: Plan) -> None:
 
 def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
     """Return a short text of the plan, followed by the advice's answers if there is advice."""
-    parts = [short_text(plan)]
-    if advice is not None:
-        parts.append(answers_text(advice, plan))
-    return "\n\n".join(parts)
+    text = short_text(plan)
+    return text if advice is None else f"{text}\n\n{answers_text(advice, plan)}"
 
 
 def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:

@@ -11,11 +11,11 @@ from plimsoll.config.engine import ELEMENT_BYTES
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
-from plimsoll.resolve.engine_rules import rollout_rules
+from plimsoll.resolve.engine_rules import find_nothing, rollout_rules
 from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.items import Allocation, Item, Moment, Where
+from plimsoll.timeline.items import Allocation, Item, Kind, Level, Moment, Where
 
 STARTING = Moment("load", "start engines")
 """The moment when engines take their share, before the ranks read their models."""
@@ -106,35 +106,51 @@ class CrowdedCard:
     beside: int
 
 
+def grown_contents(process: EngineProcess, source: str) -> Iterator[Allocation]:
+    """Yield the weights, a KV cache that has grown to the longest response, and the logits.
+
+    One layer of the cache is counted twice, because torch copies a layer to append to it. The
+    processes of an engine share all of this; a process in front of them has nothing.
+    """
+    sampler, moments, parts = process.sampler, process.moments, process.sampler.rollout.parts
+    if process.kind == "engine" and parts > 1:
+        return
+    shape, element = sampler.shape, sampler.element
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
+    sequences, longest = sampler.sequences, sampler.longest
+    cache = sequences * longest * token
+    logits = sequences * shape.vocabulary * (element + 2 * 4)
+    words = f"{sequences} sequences x {longest:,} tokens x {token:,} bytes"
+    widths = f"{sequences} sequences x {shape.vocabulary:,} x ({element} + 2 x 4) bytes"
+
+    sampling = frozenset(m for m in moments if samples_in(sampler.rollout, m.phase))
+
+    def item(name: str, size: int, formula: str, cache: bool = False) -> Item:
+        words = formula if parts == 1 else f"({formula}) / {parts}", source
+        level: tuple[Where, Level] = ("device", "allocated")
+        return Item("rollout", "rollout engines", name, *level, size // parts, *words, cache)
+
+    weights = item("weights", element * shape.parameters, f"{element} bytes x {shape.parameters:,}")
+    words = f"{words}, and one layer of it twice"
+    kept = item("KV cache", cache + cache // shape.layers, words, cache=True)
+    yield Allocation(weights, moments)
+    yield Allocation(kept, sampling)
+    yield Allocation(item("logits", logits, widths), sampling)
+
+
 def coarse_contents(process: EngineProcess) -> Iterator[Allocation]:
-    """Yield the weights and the longest KV cache, or the share of its card that an engine takes.
+    """Yield the share of its card that an engine takes, or what it holds if it grows.
 
     This is the price of an engine that has none of its own.
     """
-    if process.kind == "engine" and process.sampler.rollout.parts > 1:
-        return  # the front of an engine, whose parts are processes
-    sampler, card = process.sampler, process.card
-    shape, element, parts = sampler.shape, sampler.element, sampler.rollout.parts
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
-    sequences, longest = sampler.sequences, sampler.longest
-    weights, cache = element * shape.parameters // parts, sequences * longest * token // parts
-    words = f"{element} bytes x {shape.parameters:,} / {parts}"
-    cached = f"{sequences} sequences x {longest:,} tokens x {token:,} bytes / {parts}"
-    share = sampler.rollout.engine.card_share
-    if card is not None and share:
-        cache = max(0, int(share * card.usable_bytes) - weights)
-        cached = f"{share:g} x {card.usable_bytes:,} - {weights:,}"
-
-    def item(name: str, size: int, formula: str, cache: bool = False) -> Item:
-        words = formula, "coarse: the engine has no price.py (sampler/price.py)"
-        return Item("rollout", "rollout engines", name, "device", "allocated", size, *words, cache)
-
-    yield Allocation(item("weights", weights, words), process.moments)
-    yield Allocation(item("KV cache", cache, cached, cache=True), process.moments)
-
-
-def _find_nothing(site: EngineSite, *more: object) -> Iterator[Problem]:
-    return iter(())
+    card, share = process.card, process.sampler.rollout.engine.card_share
+    source = "coarse: the engine has no price.py (sampler/price.py)"
+    if card is None or not share:
+        yield from grown_contents(process, source)
+        return
+    size, words = int(share * card.usable_bytes), f"{share:g} x {card.usable_bytes:,} bytes"
+    taken: tuple[str, Kind, str] = ("rollout", "rollout engines", "share of the card")
+    yield Allocation(Item(*taken, "device", "process", size, words, source), process.moments)
 
 
 @dataclass(frozen=True)
@@ -154,10 +170,10 @@ class RolloutPrice:
 
     contents: Callable[[EngineProcess], Iterator[Allocation]] = coarse_contents
     libraries: Literal["engine_process", "worker_process"] = "worker_process"
-    plan: Callable[[EngineSite], Iterator[Problem]] = _find_nothing
-    starts: Callable[[EngineSite, int | None], Iterator[Problem]] = _find_nothing
-    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]] = _find_nothing
-    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]] = _find_nothing
+    plan: Callable[[EngineSite], Iterator[Problem]] = find_nothing
+    starts: Callable[[EngineSite, int | None], Iterator[Problem]] = find_nothing
+    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]] = find_nothing
+    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]] = find_nothing
 
 
 def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:

@@ -19,8 +19,16 @@ from typing import Any
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
-from plimsoll.shapes.fields import COUNT, LENGTH, WIDTH, Fields, longrope_positions
 from plimsoll.shapes.shape import Linear, ModelShape, ParameterTensors, Traits
+
+_COUNT = 4096
+"""An upper bound for layers, heads and experts."""
+_WIDTH = 2**20
+"""An upper bound for the width of a layer."""
+_LENGTH = 2**26
+"""An upper bound for the vocabulary and the positions."""
+_LONGROPE = ("longrope", "su")
+"""Names of longrope in config.json; transformers uses the first."""
 
 FAMILIES: Mapping[str, Mapping[str, Any]] = parse_json(
     files("plimsoll.shapes").joinpath("families.json").read_text("utf-8")
@@ -29,11 +37,81 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = parse_json(
 
 _ANY = {"head_dim": None, "sliding_window": None, "tie_word_embeddings": False}
 """Defaults of every family."""
-_SIZES = (
+SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "max_position_embeddings"),
 )
 """Fields that every family needs, from the file or from its defaults."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A config.json with its family's defaults filled in.
+
+    Attributes:
+        source: the description of the file in messages.
+        values: the value of each field.
+    """
+
+    source: str
+    values: Mapping[str, object]
+
+    def size(self, name: str, most: int, least: int = 1) -> int:
+        """Return a field that is a whole number from `least` to `most`.
+
+        Raises ConfigError if the field is missing, of another type or out of bounds.
+        """
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(name, f"is not a whole number from {least} to {most:,}")
+        return value
+
+    def size_or_none(self, name: str, most: int) -> int | None:
+        """Return a field that is a whole number, or None for null. Raises ConfigError as `size`."""
+        return None if self._value(name) is None else self.size(name, most)
+
+    def flag(self, name: str) -> bool:
+        """Return a field that is true or false. Raises ConfigError for any other value."""
+        value = self._value(name)
+        if not isinstance(value, bool):
+            raise self.error(name, "is not true or false")
+        return value
+
+    def list_or_none(self, name: str) -> list[object] | None:
+        """Return a field that is a list or null (None). Raises ConfigError for any other value."""
+        value = self._value(name)
+        if value is not None and not isinstance(value, list):
+            raise self.error(name, "is not a list")
+        return value
+
+    def error(self, name: str, why: str) -> ConfigError:
+        """Return the error for a field's value; `why` continues it, as "is not a list" does."""
+        return ConfigError(
+            f"{self.source}: {name} is {self.values[name]!r}, which {why}. "
+            "Mend the file, or download the model again."
+        )
+
+    def _value(self, name: str) -> object:
+        if name not in self.values:
+            raise ConfigError(
+                f"{self.source}: {name} is missing. Add it, or download the model again."
+            )
+        return self.values[name]
+
+
+def longrope_positions(config: Mapping[str, object]) -> int | None:
+    """Return the longest sequence that uses longrope's short factors; None without longrope.
+
+    In a longer sequence the angles of all positions change; see `model.checks.check_length`. Only
+    Phi-3 has this field outside of its rope settings.
+    """
+    name, most = "original_max_position_embeddings", config.get("max_position_embeddings")
+    original, rope = config.get(name), config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _LONGROPE:
+        original = original or rope.get(name)
+    if isinstance(original, int) and isinstance(most, int) and original < most:
+        return original
+    return None
 
 
 @dataclass(frozen=True)
@@ -78,13 +156,13 @@ def _every_layer(fields: Fields, layers: int) -> int:
 
 def _upper_layers(fields: Fields, layers: int) -> int:
     """Return the number of layers above the first max_window_layers."""
-    full = fields.size("max_window_layers", COUNT, least=0)
+    full = fields.size("max_window_layers", _COUNT, least=0)
     return _by_type(fields, max(0, layers - full))
 
 
 def _every_second_lower_layer(fields: Fields, layers: int) -> int:
     """Return the number of every second layer among the first max_window_layers."""
-    below = min(layers, fields.size("max_window_layers", COUNT, least=0))
+    below = min(layers, fields.size("max_window_layers", _COUNT, least=0))
     return _by_type(fields, (below + 1) // 2)
 
 
@@ -95,7 +173,7 @@ def _every_second_layer(fields: Fields, layers: int) -> int:
 
 def _all_but_nth(fields: Fields, layers: int) -> int:
     """Return the number of layers without the last layer of each pattern."""
-    pattern = fields.size("sliding_window_pattern", COUNT)
+    pattern = fields.size("sliding_window_pattern", _COUNT)
     return _by_type(fields, layers - layers // pattern)
 
 
@@ -127,13 +205,13 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     sizes = _sizes(fields, family)
     experts = _experts(fields, family.get("experts"), sizes)
     traits = _traits(fields, family.get("traits", {}))
-    positions = fields.size("max_position_embeddings", LENGTH)
+    positions = fields.size("max_position_embeddings", _LENGTH)
     window, sliding_layers = _window(fields, family, sizes.layers, positions)
     return ModelShape(
         name=name,
         family=family_name,
         **vars(sizes),
-        vocabulary=fields.size("vocab_size", LENGTH),
+        vocabulary=fields.size("vocab_size", _LENGTH),
         positions=longrope_positions(config) or positions,
         tied=fields.flag("tie_word_embeddings"),
         gated=family.get("gated", True),
@@ -165,7 +243,7 @@ def _check_complete(values: Mapping[str, object], family: str, source: str) -> N
 
     The text_config of models with more parts may leave out sizes that equal transformers' defaults.
     """
-    if missing := [name for name in _SIZES if name not in values]:
+    if missing := [name for name in SIZES if name not in values]:
         raise ConfigError(
             f"{source}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. "
             f"Plimsoll has no defaults for them in a {family!r} decoder. Add the values that "
@@ -186,16 +264,16 @@ def _family(config: Mapping[str, object], source: str) -> tuple[str, Mapping[str
 
 
 def _sizes(fields: Fields, family: Mapping[str, Any]) -> Sizes:
-    hidden, heads = fields.size("hidden_size", WIDTH), fields.size("num_attention_heads", COUNT)
-    head_dim = fields.size_or_none("head_dim", WIDTH)
+    hidden, heads = fields.size("hidden_size", _WIDTH), fields.size("num_attention_heads", _COUNT)
+    head_dim = fields.size_or_none("head_dim", _WIDTH)
     if head_dim is None:
         _check_divides(fields, "num_attention_heads", heads, "hidden_size")
-    kv_heads = fields.size_or_none("num_key_value_heads", COUNT) or heads
+    kv_heads = fields.size_or_none("num_key_value_heads", _COUNT) or heads
     _check_divides(fields, "num_key_value_heads", kv_heads, "num_attention_heads")
     widths = family.get("widths", 1)  # Qwen 1 gives the width of gate and up together
-    intermediate = fields.size("intermediate_size", WIDTH, least=widths)
+    intermediate = fields.size("intermediate_size", _WIDTH, least=widths)
     return Sizes(
-        layers=fields.size("num_hidden_layers", COUNT),
+        layers=fields.size("num_hidden_layers", _COUNT),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -213,14 +291,14 @@ def _experts(fields: Fields, described: Mapping[str, Any] | None, sizes: Sizes) 
     """
     if described is None:
         return Experts()
-    width = fields.size(described["width"], WIDTH)
+    width = fields.size(described["width"], _WIDTH)
     shared = 0
     if "shared_width" in described:
-        shared = fields.size(described["shared_width"], WIDTH)
+        shared = fields.size(described["shared_width"], _WIDTH)
     elif "shared" in described:
-        shared = width * fields.size(described["shared"], COUNT)
+        shared = width * fields.size(described["shared"], _COUNT)
     names = described["number"]
-    number = fields.size(next((n for n in names if n in fields.values), names[-1]), COUNT)
+    number = fields.size(next((n for n in names if n in fields.values), names[-1]), _COUNT)
     per_token = fields.size("num_experts_per_tok", number)
     return Experts(number, per_token, width, shared, _sparse_layers(fields, sizes.layers))
 
@@ -301,7 +379,7 @@ def _other_tensors(sizes: Sizes, experts: Experts, traits: Traits) -> Iterator[P
 
 
 def _check_divides(fields: Fields, name: str, value: int, whole: str) -> None:
-    if fields.size(whole, WIDTH) % value:
+    if fields.size(whole, _WIDTH) % value:
         raise fields.error(name, f"does not divide {whole} {fields.values[whole]}")
 
 
@@ -314,7 +392,7 @@ def _window(
     """
     if "use_sliding_window" in fields.values and not fields.flag("use_sliding_window"):
         return None, 0  # whatever the size: transformers saves an unused window as 0, or null
-    window = fields.size_or_none("sliding_window", LENGTH)
+    window = fields.size_or_none("sliding_window", _LENGTH)
     if window is None or window >= positions:
         return None, 0
     sliding = _WINDOWS[family["windows"]](fields, layers) if "windows" in family else 0

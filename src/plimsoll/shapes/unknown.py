@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from plimsoll.errors import ConfigError
-from plimsoll.shapes.families import FAMILIES, shape_from_config
+from plimsoll.shapes.families import FAMILIES, SIZES, shape_from_config
 from plimsoll.shapes.shape import Linear, ModelShape, ParameterTensors, Traits
 
 
@@ -63,31 +63,23 @@ def _shape_of(model: Any, settings: Any, name: str) -> ModelShape:
     `settings` is the model's config, in which transformers gives fields their usual names.
     """
     layers, hidden = settings.num_hidden_layers, settings.hidden_size
-    heads = settings.num_attention_heads
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     modules = {path: module for path, module in model.named_modules() if module is not head}
-    linears = tuple(_linears(modules, hidden))
     others = _other_tensors(modules, hidden)
     others.subtract([table.numel()])
+    linears = tuple(_linears(modules, hidden))
     routed = [linear for linear in linears if linear.stacked > 1]
     dense = {path: matrix for path, m in modules.items() if (matrix := _matrix(m))}
     downs = {p: m[0] for p, m in dense.items() if m[1] == hidden and not _is_attention(p)}
-    shared = [width for path, width in downs.items() if "shared" in path]
     width = max(downs.values(), default=settings.intermediate_size)
     ups = [m[1] for p, m in dense.items() if m[0] == hidden and m[1] in (width, 2 * width)]
-    window, kinds = getattr(settings, "sliding_window", None), getattr(settings, "layer_types", 0)
-    sliding = (kinds or []).count("sliding_attention") if window else 0
-    return ModelShape(
-        name=name,
+    values = settings.to_dict() | {size: getattr(settings, size, None) for size in SIZES}
+    values |= {"intermediate_size": width, "vocab_size": table.shape[0], "mlp_bias": False}
+    kinds = values.get("layer_types") or ()
+    sliding = kinds.count("sliding_attention") if values.get("sliding_window") else 0
+    return replace(
+        shape_from_config({**values, "attention_bias": False, "model_type": "llama"}, name),
         family=settings.model_type,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=getattr(settings, "num_key_value_heads", None) or heads,
-        head_dim=getattr(settings, "head_dim", None) or hidden // heads,
-        intermediate=width,
-        vocabulary=table.shape[0],
-        positions=settings.max_position_embeddings,
         tied=head.weight is table,
         gated=not downs or sum(ups) > list(downs.values()).count(width) * width,
         experts=max((linear.stacked for linear in routed), default=0),
@@ -96,14 +88,12 @@ def _shape_of(model: Any, settings: Any, name: str) -> ModelShape:
             (n for x in routed for n in (x.inputs, x.outputs) if n != hidden),
             default=hidden if routed else 0,
         ),
-        shared_intermediate=max(shared, default=0),
-        sliding_window=window if sliding else None,
+        shared_intermediate=max((n for path, n in downs.items() if "shared" in path), default=0),
+        sliding_window=values["sliding_window"] if sliding else None,
         sliding_layers=sliding,
         linears=linears,
         other_tensors=tuple(ParameterTensors(n, n * count) for n, count in others.items() if count),
         head_bias=head.bias is not None,
-        softcapped=bool(getattr(settings, "attn_logit_softcapping", None)),
-        logits_softcapped=bool(getattr(settings, "final_logit_softcapping", None)),
         traits=_traits(modules, layers, hidden),
         origin="counted",
     )

@@ -37,7 +37,6 @@ from plimsoll.timeline.items import (
     state_items,
 )
 
-_FP32 = 4
 _KEPT = 1024
 """How many prices are cached: a search for settings that fit makes hundreds of plans, in which many
 roles are equal."""
@@ -101,18 +100,15 @@ class SavedBytes:
 _COARSE = "coarse: the engine has no price.py (trainer/price.py)"
 
 
-def coarse_trained(
-    role: TrainedRole, work: RoleWork, sending: Sending | None = None
-) -> TrainedTensors:
+def coarse_trained(role: TrainedRole, work: RoleWork, sending: Sending | None) -> TrainedTensors:
     """Return weights, gradients, and the fp32 masters and two moments of Adam, on every rank whole.
 
     This is the price of an engine that has none of its own.
     """
-    trained = trained_parameters(role, work.shape, work.head)
-    element = role.model.element
-    gradients = Tensors("gradients", "gradients", "trained", trained, element, _COARSE)
-    each = 8 if element == _FP32 else 12
-    states = Tensors("optimizer states", "optimizer states", "trained", trained, each, _COARSE)
+    count, element = trained_parameters(role, work.shape, work.head), role.model.element
+    gradients = Tensors("gradients", "gradients", "trained", count, element, _COARSE)
+    each = 8 if element == 4 else 12
+    states = Tensors("optimizer states", "optimizer states", "trained", count, each, _COARSE)
     kept = (*coarse_frozen(role, work), gradients, replace(states, life="stepped"))
     return TrainedTensors(kept, layers_left=0)
 
@@ -141,7 +137,7 @@ class TrainerPrice:
 
     trained: Callable[[TrainedRole, RoleWork, Sending | None], TrainedTensors] = coarse_trained
     frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]] = coarse_frozen
-    saved: Callable[[TrainedRole], SavedBytes] = lambda role: SavedBytes(_FP32, 2 * _FP32, 0)
+    saved: Callable[[TrainedRole], SavedBytes] = lambda role: SavedBytes(4, 8, 0)
     division: Callable[[TrainedRole | FrozenRole], str] = lambda role: "no division"
     is_divided: Callable[[TrainedRole | FrozenRole], bool] = lambda role: False
     has_head: Callable[[FrozenRole, int, Device], bool] = lambda role, ranks, device: True
@@ -193,11 +189,10 @@ def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]
     """
     phases: list[Phase] = ["score"] if role_work.scores else []
     phases += ["sync"] if role_work.name == "actor" else []
+    work = role_work.name, role_work.shape, role_work.work
     for phase in phases:
         if Moment(phase, "forward") in role_work.moments:
-            yield from activation_items(
-                role_work.name, role_work.shape, role_work.work, form, phase
-            )
+            yield from activation_items(*work, form, phase)
 
 
 @lru_cache(_KEPT)

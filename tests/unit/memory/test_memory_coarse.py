@@ -28,11 +28,12 @@ def sampled(card: Card | None) -> dict[str, int]:
     sampler = Sampler(rollout, QWEN, longest=100, sequences=8)
     process = EngineProcess(sampler, "local", 0, "cuda", card, 0, None, MOMENTS)
     held = RolloutPrice().contents(process)
-    return {one.item.name: one.item.bytes for one in held if one.moments == MOMENTS}
+    return {one.item.name: one.item.bytes for one in held}
 
 
-def test_a_sampler_holds_weights_and_the_longest_cache() -> None:
-    assert sampled(None) == {"weights": 2 * QWEN.parameters, "KV cache": 8 * 100 * TOKEN}
+def test_a_sampler_holds_weights_the_longest_cache_and_logits() -> None:
+    cache, logits = 8 * 100 * TOKEN * 25 // 24, 8 * QWEN.vocabulary * 10
+    assert sampled(None) == {"weights": 2 * QWEN.parameters, "KV cache": cache, "logits": logits}
 
 
 def test_a_sampler_may_say_which_share_of_its_card_it_takes(
@@ -40,8 +41,7 @@ def test_a_sampler_may_say_which_share_of_its_card_it_takes(
 ) -> None:
     monkeypatch.setattr(SAMPLING, "card_share", 0.5)
     [card] = parse_cluster("A100-80GB", 1, None).nodes[0].cards
-    held = sampled(card)
-    assert sum(held.values()) == card.usable_bytes // 2
+    assert sampled(card) == {"share of the card": card.usable_bytes // 2}
 
 
 @pytest.mark.parametrize(("dtype", "states"), [("bfloat16", 12), ("float32", 8)])

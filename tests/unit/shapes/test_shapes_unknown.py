@@ -57,14 +57,16 @@ def test_a_known_family_is_counted_as_it_is_described(
 ) -> None:
     config = {"model_type": family, **SIZES, **more}
     described = shape_from_config(config, "new")
-    monkeypatch.delitem(FAMILIES, family)  # type: ignore[arg-type]
+    monkeypatch.delitem(FAMILIES, family)
     counted = estimate_shape(config, "new")
     assert counted.parameters == described.parameters
     assert counted.largest_parameter == described.largest_parameter
     assert {*counted.adapter_targets} == {*described.adapter_targets}
-    alike = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "tied", "gated")
-    alike += ("experts", "experts_per_token", "expert_intermediate", "shared_intermediate")
-    alike += ("sliding_window", "sliding_layers", "softcapped", "logits_softcapped", "head_bias")
+    alike = (
+        *("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "tied", "gated"),
+        *("experts", "experts_per_token", "expert_intermediate", "shared_intermediate"),
+        *("sliding_window", "sliding_layers", "softcapped", "logits_softcapped", "head_bias"),
+    )
     for name in alike:
         assert getattr(counted, name) == getattr(described, name), name
     for name in ("norms", "query_norms", "post_norms", "parallel"):

@@ -311,8 +311,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, work)
-        teaches = spec.roles[name].head == "states"
-        return (*held, *_distillation(job, frozen)) if teaches else held
+        return (*held, *_distillation(job, frozen)) if work.head == "states" else held
     role = spec.trained[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(

@@ -35,12 +35,5 @@ RULES = RolloutRules(
     title="transformers",
     where=("local", "ray"),
     package="transformers",
-    packages=(),
     settings=_settings,
-    model=lambda spec, key, path: iter(()),
-    files=lambda spec: iter(()),
-    tools=lambda spec: iter(()),
-    host=lambda spec, host: iter(()),
-    start=lambda spec, device: iter(()),
-    adapter_room=lambda spec: None,
 )

@@ -22,11 +22,6 @@ def _one_rank(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 RULES = TrainerRules(
     settings=_one_rank,
-    plan=lambda spec, device: iter(()),
-    tools=lambda spec: iter(()),
-    host=lambda spec, host: iter(()),
-    packages=(),
-    offloaded=lambda role: (),
     describe=lambda role: "plain PyTorch",
     decide=lambda role: role.settings_of(PlainConfig),
     measuring=lambda role: FrozenPlainConfig(),
