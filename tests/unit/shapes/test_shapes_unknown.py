@@ -42,7 +42,6 @@ def test_the_parameters_are_those_that_transformers_builds(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("llama", {}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 32}),
         ("gemma2", {"head_dim": 16, "sliding_window": 32}),
