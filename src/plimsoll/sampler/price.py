@@ -112,8 +112,9 @@ def grown_contents(process: EngineProcess, source: str) -> Iterator[Allocation]:
     One layer of the cache is counted twice, because torch copies a layer to append to it. The
     processes of an engine share all of this; a process in front of them has nothing.
     """
-    sampler, moments, parts = process.sampler, process.moments, process.sampler.rollout.parts
-    if process.kind == "engine" and parts > 1:
+    sampler, moments, engine = process.sampler, process.moments, process.sampler.rollout.engine
+    parts = engine.parts
+    if process.kind == "engine" and (engine.has_front if process.device == "cuda" else parts > 1):
         return
     shape, element = sampler.shape, sampler.element
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element

@@ -57,7 +57,7 @@ BUDGET: dict[str, Size] = {
     "reward": Size(1442, 18, 22),
     "rl": Size(1817, 18, 22),
     "run": Size(3073, 31, 40),
-    "sampler": Size(2129, 23, 13),
+    "sampler": Size(2130, 23, 13),
     "shapes": Size(640, 5, 9),
     "sync": Size(596, 5, 7),
     "timeline": Size(237, 3, 8),

@@ -36,6 +36,15 @@ def test_a_sampler_holds_weights_the_longest_cache_and_logits() -> None:
     assert sampled(None) == {"weights": 2 * QWEN.parameters, "KV cache": cache, "logits": logits}
 
 
+def test_only_the_parts_of_an_engine_hold_its_memory() -> None:
+    rollout = RolloutConfig.model_validate({"vllm": {"tensor_parallel": 2}, "dtype": "bfloat16"})
+    sampler, contents = Sampler(rollout, QWEN, longest=100, sequences=8), RolloutPrice().contents
+    front = EngineProcess(sampler, "engine", 0, "cuda", None, 0, None, MOMENTS)
+    assert [*contents(front)] == [*contents(replace(front, device="cpu"))] == []
+    weights, *_ = contents(replace(front, kind="engine worker"))
+    assert weights.item.bytes == QWEN.parameters
+
+
 def test_a_sampler_may_say_which_share_of_its_card_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
