@@ -15,7 +15,7 @@ from traced_roles import TraceForm, trace_form
 
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.resolve.roles import HeadKind
-from plimsoll.shapes.known_models import read_fields
+from plimsoll.shapes.known_models import find_shape, read_fields
 from plimsoll.shapes.shape import MicroBatch
 
 WITHIN = 0.05
@@ -68,6 +68,26 @@ def _with_adapter(path: str, **model: Any) -> TraceForm:
 def test_training_a_policy(path: str, checkpointed: bool) -> None:
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), WORK)
     assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointed"), [("granite", True), slow("olmo2", False), slow("granitemoe", False)]
+)
+def test_a_family_that_is_counted(family: str, checkpointed: bool, tmp_path: Path) -> None:
+    """No entry describes it: the norms of the model that transformers builds are traced."""
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 8192,
+        "max_position_embeddings": 1024,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **sizes}))
+    found = trace_form(_form(str(tmp_path), gradient_checkpointing=checkpointed), WORK)
+    assert found.traced.weights == 2 * find_shape(str(tmp_path)).parameters
+    assert abs(found.error) < 0.10, found
 
 
 def test_norms_of_queries_and_keys_where_a_config_asks_for_them(tmp_path: Path) -> None:

@@ -189,8 +189,10 @@ def test_commands_know_the_engines(house: Path, folder: Path) -> None:
         *(f"plan grpo.yaml {flag}" for flag in REFUSED),
     )
     assert planned.code == 0, planned.err
-    names = {item["item"] for item in json.loads(planned.out)["items"]}
-    assert {"plain weights", "plain gradients", "plain momentum", "parrot weights"} <= names
+    items = json.loads(planned.out)["items"]
+    assert {"plain weights", "plain gradients", "plain momentum"} <= {i["item"] for i in items}
+    coarse = {item["item"] for item in items if item["source"].startswith("coarse: ")}
+    assert coarse == {"weights", "KV cache", "logits"}  # the sampler has no price of its own
     findings = {finding["name"]: finding for finding in json.loads(doctor.out)["findings"]}
     assert findings["numpy"]["state"] == "ok" and "ninja" in str(findings["compilers"])
     assert "plain PyTorch" in dry.out and "rollout (parrot)" in dry.out

@@ -34,7 +34,7 @@ from plimsoll.model.price.form import activation_form
 from plimsoll.model.token_logprobs import Entropy, Imitation
 from plimsoll.resolve.roles import HeadKind, RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.shapes.known_models import read_fields, read_shape
+from plimsoll.shapes.known_models import find_shape, read_fields
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from traced_bytes import Traced, trace
 
@@ -90,7 +90,7 @@ def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
     """Trace a micro-batch, and reckon it. Raises ConfigError as `trace_activations`."""
     plain = {"attention": "sdpa", "quantization": "none", "activation_offload": "none"}
     model = form.model.model_copy(update=plain)
-    shape = read_shape(model.path)
+    shape = find_shape(model.path)
     hf_config = _hf_config(model.path)
     build = _builder(replace(form, model=model), hf_config, work)
     reckoned = activation_form(

@@ -182,8 +182,12 @@ def warnings_of(plan: Plan) -> list[str]:
 
 
 def require_fit(plan: Plan) -> None:
-    """Raise DoesNotFit, with errors and remedies, if the plan does not fit."""
-    if plan.verdict == "does not fit":
+    """Raise DoesNotFit, with errors and remedies, if the plan does not fit.
+
+    A plan with a guessed model keeps no run from starting.
+    """
+    is_guess = any(shape.origin == "guessed" for shape in plan.job.shapes.values())
+    if plan.verdict == "does not fit" and not is_guess:
         raise DoesNotFit(
             f"the run does not fit\n{verdict_text(plan)}\n"
             "`plimsoll plan --all` shows every item; --force starts the run all the same."
@@ -192,10 +196,8 @@ def require_fit(plan: Plan) -> None:
 
 def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
     """Return a short text of the plan, followed by the advice's answers if there is advice."""
-    parts = [short_text(plan)]
-    if advice is not None:
-        parts.append(answers_text(advice, plan))
-    return "\n\n".join(parts)
+    text = short_text(plan)
+    return text if advice is None else f"{text}\n\n{answers_text(advice, plan)}"
 
 
 def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:

@@ -44,7 +44,7 @@ from plimsoll.reward.references import (
 )
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.run.numbers import plural
-from plimsoll.shapes.decoders import longrope_positions
+from plimsoll.shapes.families import longrope_positions
 from plimsoll.train.notify import webhook_problems
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from math import prod
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
@@ -39,6 +40,11 @@ class RolloutEngineConfig(Settings):
     def parts(self) -> int:
         """GPUs (or CPU processes) per engine."""
         return prod(self.degrees.values())
+
+    @property
+    def card_share(self) -> float:
+        """The share of a card's memory that the engine takes at its start; 0 if it grows."""
+        return 0
 
     @property
     def has_front(self) -> bool:
@@ -110,9 +116,9 @@ class HasEngine(Settings):
         """The settings of the engine."""
         return cast(Settings, getattr(self, self.engine_name))
 
-    def engine_value(self, file: str) -> Any:
+    def engine_value(self, file: str, default: Any = None) -> Any:
         """Return the value of a file in the engine's folder; see `folder_value`."""
-        return folder_value(self.engine_folders[self.engine_name], file)
+        return folder_value(self.engine_folders[self.engine_name], file, default)
 
     def settings_of(self, kind: type[EngineT]) -> EngineT:
         """Return the engine's settings, which must be of this type."""
@@ -138,11 +144,14 @@ def name_of(package: str) -> str:
     return package.rpartition(".")[2]
 
 
-def folder_value(package: str, file: str) -> Any:
+def folder_value(package: str, file: str, default: Any = None) -> Any:
     """Return the constant of a file in an engine's folder, such as RULES of rules.py.
 
-    The constant has the name of the file. Callers declare its type.
+    The constant has the name of the file. Callers declare its type. If the folder lacks the file,
+    return the default; a file without a default must be there.
     """
+    if default is not None and find_spec(f"{package}.{file}") is None:
+        return default
     return getattr(import_module(f"{package}.{file}"), file.upper())
 
 

@@ -243,7 +243,8 @@ class _Editor:
         key, node = pair
         if node.start_mark.index < key.start_mark.index:  # an alias: the node is the anchor's
             if _exact(wanted) != _exact(self.anchored.get(id(node), held)):
-                yield from self._replace_value(within, key, *self._alias_after(key), wanted)
+                alias = next(a for a in self.aliases if a[0] >= key.end_mark.index)
+                yield from self._replace_value(within, key, *alias, wanted)
             return
         self.anchored[id(node)] = wanted
         stays = isinstance(held, Mapping) and isinstance(wanted, Mapping) and {*held} <= {*wanted}
@@ -261,9 +262,6 @@ class _Editor:
         anchor = _ANCHOR.match(self.text, node.start_mark.index)
         assert anchor is not None
         return anchor.end()
-
-    def _alias_after(self, key: yaml.Node) -> tuple[int, int]:
-        return next(alias for alias in self.aliases if alias[0] >= key.end_mark.index)
 
     def _replace_value(
         self, within: yaml.MappingNode, key: yaml.Node, start: int, end: int, wanted: object
@@ -308,6 +306,5 @@ class _Editor:
         last = node.value[-1]
         before, value = last if isinstance(last, tuple) else (node, last)
         if value.start_mark.index < before.start_mark.index:
-            ends = [end for _, end in self.aliases if end <= node.end_mark.index]
-            return ends[-1]
+            return [end for _, end in self.aliases if end <= node.end_mark.index][-1]
         return self._end(value)

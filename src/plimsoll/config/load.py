@@ -258,12 +258,7 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
     base = _values(name, presets, tree.values)
     values = _over(base, tree.values) | {KEY: name}
     variant = f", {VARIANT} {PAPER}" if tree.values.get(VARIANT) == PAPER else ""
-    written = dict.fromkeys(leaves(base), f"{KEY} {name}{variant}")
-    return Tree(values, {**written, **tree.origins})
-
-
-_UNSET = "none"
-"""The word of a preset for a section that is not there: null in a config that is read."""
+    return Tree(values, {**dict.fromkeys(leaves(base), f"{KEY} {name}{variant}"), **tree.origins})
 
 
 def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
@@ -273,7 +268,8 @@ def render_preset(name: str, presets: Mapping[str, Preset], resolved: Values) ->
     lines = [f"Preset {name}" + (f", {VARIANT} {PAPER}" if resolved[VARIANT] == PAPER else "")]
     for path, value in set_here.items():
         resolved_value = value_at(resolved, path)
-        same = resolved_value == value or value == {} or (value, resolved_value) == (_UNSET, None)
+        # A preset says "none" for a section that is not there: null in a config that is read.
+        same = resolved_value == value or value == {} or (value, resolved_value) == ("none", None)
         said = "" if same else f"   (overridden: {show(resolved_value)})"
         lines.append(f"  {'.'.join(path):<{width}}  {show(value)}{said}")
     return "\n".join(lines)

@@ -70,6 +70,7 @@ Code = Literal[
     "lost-updates",
     "micro-batch-tokens",
     "mini-batches",
+    "model-family",
     "more-ranks-than-gpus",
     "no-eval-data",
     "no-gpu",

@@ -118,8 +118,8 @@ class RolloutConfig(HasEngine):
     @property
     def degrees(self) -> dict[str, int]:
         """GPUs (or CPU processes) over which an engine is divided, by the dotted keys."""
-        counts = self.engine.degrees.items()
-        return {f"rollout.{self.engine_name}.{key}": count for key, count in counts}
+        section = f"rollout.{self.engine_name}"
+        return {f"{section}.{key}": count for key, count in self.engine.degrees.items()}
 
     @property
     def parts(self) -> int:

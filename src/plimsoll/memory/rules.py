@@ -6,7 +6,7 @@ cards, about engines and kernels on them, and about this machine. docs/rules.md 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, find
@@ -40,10 +40,13 @@ See peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe.
 
 
 def positions(job: PlannedJob) -> Iterator[Problem]:
-    """Refuse roles whose longest sequence has more tokens than the model has positions."""
+    """Refuse roles whose longest sequence has more tokens than the model has positions.
+
+    In a family that the plan does not know, max_position_embeddings may be no such limit.
+    """
     for role, shape in job.shapes.items():
         longest, written = job.spec.longest_of(role)
-        if longest > shape.positions:
+        if longest > shape.positions and shape.origin == "described":
             what = f"a sequence of the {role} may be {longest:,} tokens long ({written})"
             why = f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or "
             why += "those before its longrope changes); what is beyond them it has never seen, or "
@@ -66,6 +69,24 @@ def other_parts(job: PlannedJob) -> Iterator[Problem]:
             fix = f"a text-only model, or as {job.key(role)}.model.path a directory with the text "
             fix += "decoder saved by itself"
             yield Problem("text-decoder", "warning", what, why, fix)
+
+
+_ESTIMATES = {
+    "counted": "the parameters are counted in the model that transformers builds. Activations are "
+    "estimated: most often within 10 %, but not for layers of another kind (linear attention)",
+    "guessed": "transformers cannot build it, so that it counts as a Llama of the sizes in its "
+    "config.json. The plan is coarse, and does not keep a run from starting",
+}
+"""Why the plan of a model is an estimate, by the origin of its shape."""
+
+
+def families(job: PlannedJob) -> Iterator[Problem]:
+    """Warn of models whose family the plan does not know, and say how it estimates them."""
+    for role, shape in job.shapes.items():
+        if why := _ESTIMATES.get(shape.origin):
+            what = f"the plan does not know the {role}'s family, {shape.family} ({shape.name})"
+            fix = "some memory left free, or an entry for the family in shapes/families.json"
+            yield Problem("model-family", "warning", what, why, fix)
 
 
 def vocabularies(job: PlannedJob) -> Iterator[Problem]:
@@ -95,18 +116,14 @@ def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
         for module in whole & against.keys():
             what = f"{role}.adapter.modules_to_save: {module} cannot be trained whole beside it"
             yield Problem("adapter-targets", "error", what, against[module], f"no {module} there")
-        for target in adapter.targets if trained.adapter else ():
+        for target in adapter.targets if trained.adapter and shape.origin != "guessed" else ():
             if obstacle := _against_target(shape, target):
                 what = f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
                 what += "an adapter"
-                fix = _instead(shape)
+                fit = [name for name in shape.adapter_targets if not _against_target(shape, name)]
+                every = "" if _against_target(shape, _ALL_LINEAR) else "; or all-linear"
+                fix = f"some of {', '.join(fit)}{every}"
                 yield Problem("adapter-targets", "error", what, obstacle, fix)
-
-
-def _instead(shape: ModelShape) -> str:
-    fit = [target for target in shape.adapter_targets if not _against_target(shape, target)]
-    whole = "" if _against_target(shape, _ALL_LINEAR) else "; or all-linear"
-    return f"some of {', '.join(fit)}{whole}"
 
 
 def _against_target(shape: ModelShape, target: str) -> str:
@@ -257,17 +274,6 @@ def engines(job: PlannedJob) -> Iterator[Problem]:
         yield from rollout_price(site.sampler.rollout).plan(site)
 
 
-def engines_here(job: PlannedJob, free_bytes: Sequence[int]) -> Iterator[Problem]:
-    """Yield the problems that the sampling engine reports for the cards of this machine.
-
-    Args:
-        job: the run.
-        free_bytes: free bytes of each card of this machine, which is the run's first node.
-    """
-    if (site := job.engine_site) is not None:
-        yield from rollout_price(site.sampler.rollout).here(site, job.engine_cards, free_bytes)
-
-
 def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
     """Warn of ranks without a sequence.
 
@@ -329,7 +335,7 @@ def nodes(job: PlannedJob) -> Iterator[Problem]:
 
 
 PLAN_RULES = (
-    *(positions, other_parts, vocabularies, adapter_targets),
+    *(positions, other_parts, families, vocabularies, adapter_targets),
     *(varlen, engines),
     *(bfloat16_cards, own_kernels, offload),
     *(idle_ranks, idle_cards, nodes, trainers),
@@ -341,7 +347,9 @@ def find_conflicts(job: PlannedJob, host: LocalHost | None) -> Iterator[Problem]
     """Yield the problems that the rules find; `host` is None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
     if host is not None:
-        yield from engines_here(job, host.free_bytes)
+        if (site := job.engine_site) is not None:  # this machine is the run's first node
+            here = rollout_price(site.sampler.rollout).here
+            yield from here(site, job.engine_cards, host.free_bytes)
         yield from local_host_rules(job.spec, host)
         if job.spec.cluster.address is None:  # other machines of a cluster cannot be checked here
             yield from triton(job)

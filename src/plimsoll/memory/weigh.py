@@ -119,7 +119,7 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
     missing = find_missing(job, disk, ground.free_disk)
-    unstarted = tuple(find_unstarted(job))
+    unstarted = tuple(map(Shortage, (*_cards(job), *_engines(job))))
     conflicts = (*find_conflicts(job, ground.host), *missing)
     problems = (*conflicts, *(shortage.problem for shortage in unstarted))
     return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, unstarted, problems)
@@ -130,8 +130,7 @@ def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
 
     The reasons take as long to compute as the plan itself.
     """
-    overfull = find_overfull(plan.job, plan.stores, plan.band)
-    return (*plan.unstarted, *overfull)
+    return (*plan.unstarted, *find_overfull(plan.job, plan.stores, plan.band))
 
 
 def has_shortage(plan: Plan) -> bool:
@@ -240,15 +239,10 @@ def find_top_consumer(store: Store, spec: RunSpec[Any]) -> _TopConsumer:
     Of the groups without which the rest fits, this is the most optional kind's largest group. If
     there is no such group, it is the largest group of a role and kind.
     """
-    kinds = sorted(_kinds(store), key=lambda consumer: -consumer.bytes)
+    pairs = dict.fromkeys((item.role, item.kind) for item in store.peak.items)
+    kinds = sorted((_consumer(store, *pair) for pair in pairs), key=lambda top: -top.bytes)
     alone = [consumer for consumer in [*kinds, *_roles(store, spec)] if consumer.alone]
     return min(alone, key=lambda top: _OPTIONAL.index(top.kind)) if alone else kinds[0]
-
-
-def _kinds(store: Store) -> Iterator[_TopConsumer]:
-    """Yield each role's items of one kind."""
-    for role, kind in dict.fromkeys((item.role, item.kind) for item in store.peak.items):
-        yield _consumer(store, role, kind)
 
 
 def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[_TopConsumer]:
@@ -299,12 +293,6 @@ def find_missing(job: PlannedJob, disk: Sequence[Item], free_disk: int | None) -
         )
     if free_disk is not None:
         yield from _disk(job, disk, free_disk)
-
-
-def find_unstarted(job: PlannedJob) -> Iterator[Shortage]:
-    """Yield a shortage for each error of ranks and engines that would not start."""
-    for problem in (*_cards(job), *_engines(job)):
-        yield Shortage(problem)
 
 
 def find_overfull(job: PlannedJob, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:

@@ -71,11 +71,12 @@ class Installed:
     """Whether torch is a build for CUDA."""
 
 
-def _find_nothing(*_: object) -> Iterator[Any]:
+def find_nothing(*seen: object) -> Iterator[Any]:
+    """Find no problem and no need, as the rules of an engine that has none."""
     return iter(())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerRules:
     """The rules of a trainer engine for the roles that it trains or holds.
 
@@ -94,16 +95,16 @@ class TrainerRules:
         compiled: the parts that are compiled at their first use.
     """
 
-    settings: Callable[[RunSpec[Any]], Iterator[Problem]]
-    plan: Callable[[RunSpec[Any], Device], Iterator[Problem]]
-    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]]
-    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]]
-    packages: tuple[Package, ...]
-    offloaded: Callable[[TrainedRole | FrozenRole], tuple[str, ...]]
+    settings: Callable[[RunSpec[Any]], Iterator[Problem]] = find_nothing
+    plan: Callable[[RunSpec[Any], Device], Iterator[Problem]] = find_nothing
+    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]] = find_nothing
+    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]] = find_nothing
+    packages: tuple[Package, ...] = ()
+    offloaded: Callable[[TrainedRole | FrozenRole], tuple[str, ...]] = lambda role: ()
     describe: Callable[[TrainedRole | FrozenRole], str]
     decide: Callable[[TrainedRole], Settings]
     measuring: Callable[[TrainedRole], Settings]
-    doctor: Callable[[Installed], Iterator[Problem]] = _find_nothing
+    doctor: Callable[[Installed], Iterator[Problem]] = find_nothing
     compiled: tuple[Compiled, ...] = ()
 
 
@@ -136,15 +137,15 @@ class RolloutRules:
     where: tuple[str, ...]
     package: str
     packages: tuple[Package, ...] = ()
-    settings: Callable[[RunSpec[Any]], Iterator[Problem]] = _find_nothing
-    model: Callable[[RunSpec[Any], str, str], Iterator[Problem]] = _find_nothing
-    files: Callable[[RunSpec[Any]], Iterator[Problem]] = _find_nothing
-    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]] = _find_nothing
-    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]] = _find_nothing
-    start: Callable[[RunSpec[Any], Device], Iterator[Problem]] = _find_nothing
+    settings: Callable[[RunSpec[Any]], Iterator[Problem]] = find_nothing
+    model: Callable[[RunSpec[Any], str, str], Iterator[Problem]] = find_nothing
+    files: Callable[[RunSpec[Any]], Iterator[Problem]] = find_nothing
+    tools: Callable[[RunSpec[Any]], Iterator[ToolNeed]] = find_nothing
+    host: Callable[[RunSpec[Any], LocalHost], Iterator[Problem]] = find_nothing
+    start: Callable[[RunSpec[Any], Device], Iterator[Problem]] = find_nothing
     adapter_room: Callable[[RunSpec[Any]], int | None] = lambda spec: None
     install: str = INSTALL_EXTRA
-    doctor: Callable[[Installed], Iterator[Problem]] = _find_nothing
+    doctor: Callable[[Installed], Iterator[Problem]] = find_nothing
     compiled: tuple[Compiled, ...] = ()
     shortages: tuple[str, ...] = ()
 

@@ -11,11 +11,11 @@ from plimsoll.config.engine import ELEMENT_BYTES
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
-from plimsoll.resolve.engine_rules import rollout_rules
+from plimsoll.resolve.engine_rules import find_nothing, rollout_rules
 from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.items import Allocation, Item, Moment, Where
+from plimsoll.timeline.items import Allocation, Item, Kind, Level, Moment, Where
 
 STARTING = Moment("load", "start engines")
 """The moment when engines take their share, before the ranks read their models."""
@@ -106,13 +106,57 @@ class CrowdedCard:
     beside: int
 
 
-def _find_nothing(*_: object) -> Iterator[Problem]:
-    return iter(())
+def grown_contents(process: EngineProcess, source: str) -> Iterator[Allocation]:
+    """Yield the weights, a KV cache that has grown to the longest response, and the logits.
+
+    One layer of the cache is counted twice, because torch copies a layer to append to it. The
+    processes of an engine share all of this; a process in front of them has nothing.
+    """
+    sampler, moments, engine = process.sampler, process.moments, process.sampler.rollout.engine
+    parts = engine.parts
+    if process.kind == "engine" and (engine.has_front if process.device == "cuda" else parts > 1):
+        return
+    shape, element = sampler.shape, sampler.element
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
+    sequences, longest = sampler.sequences, sampler.longest
+    cache = sequences * longest * token
+    logits = sequences * shape.vocabulary * (element + 2 * 4)
+    words = f"{sequences} sequences x {longest:,} tokens x {token:,} bytes"
+    widths = f"{sequences} sequences x {shape.vocabulary:,} x ({element} + 2 x 4) bytes"
+
+    sampling = frozenset(m for m in moments if samples_in(sampler.rollout, m.phase))
+
+    def item(name: str, size: int, formula: str, cache: bool = False) -> Item:
+        words = formula if parts == 1 else f"({formula}) / {parts}", source
+        level: tuple[Where, Level] = ("device", "allocated")
+        return Item("rollout", "rollout engines", name, *level, size // parts, *words, cache)
+
+    weights = item("weights", element * shape.parameters, f"{element} bytes x {shape.parameters:,}")
+    words = f"{words}, and one layer of it twice"
+    kept = item("KV cache", cache + cache // shape.layers, words, cache=True)
+    yield Allocation(weights, moments)
+    yield Allocation(kept, sampling)
+    yield Allocation(item("logits", logits, widths), sampling)
+
+
+def coarse_contents(process: EngineProcess) -> Iterator[Allocation]:
+    """Yield the share of its card that an engine takes, or what it holds if it grows.
+
+    This is the price of an engine that has none of its own.
+    """
+    card, share = process.card, process.sampler.rollout.engine.card_share
+    source = "coarse: the engine has no price.py (sampler/price.py)"
+    if card is None or not share:
+        yield from grown_contents(process, source)
+        return
+    size, words = int(share * card.usable_bytes), f"{share:g} x {card.usable_bytes:,} bytes"
+    taken: tuple[str, Kind, str] = ("rollout", "rollout engines", "share of the card")
+    yield Allocation(Item(*taken, "device", "process", size, words, source), process.moments)
 
 
 @dataclass(frozen=True)
 class RolloutPrice:
-    """The functions that price a rollout engine.
+    """The functions that price a rollout engine; without them the price is coarse.
 
     Attributes:
         contents: the memory of one process of the engine, without interpreter and libraries.
@@ -125,12 +169,12 @@ class RolloutPrice:
             that engines use, bytes that are free on each card of that node.
     """
 
-    contents: Callable[[EngineProcess], Iterator[Allocation]]
-    libraries: Literal["engine_process", "worker_process"]
-    plan: Callable[[EngineSite], Iterator[Problem]] = _find_nothing
-    starts: Callable[[EngineSite, int | None], Iterator[Problem]] = _find_nothing
-    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]] = _find_nothing
-    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]] = _find_nothing
+    contents: Callable[[EngineProcess], Iterator[Allocation]] = coarse_contents
+    libraries: Literal["engine_process", "worker_process"] = "worker_process"
+    plan: Callable[[EngineSite], Iterator[Problem]] = find_nothing
+    starts: Callable[[EngineSite, int | None], Iterator[Problem]] = find_nothing
+    shares: Callable[[EngineSite, CrowdedCard], Iterator[Problem]] = find_nothing
+    here: Callable[[EngineSite, Sequence[int], Sequence[int]], Iterator[Problem]] = find_nothing
 
 
 def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
@@ -155,8 +199,8 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
 
 
 def rollout_price(rollout: RolloutConfig) -> RolloutPrice:
-    """Return the price functions of the engine that the settings name."""
-    return cast(RolloutPrice, rollout.engine_value("price"))
+    """Return the price functions of the engine that the settings name, or coarse ones."""
+    return cast(RolloutPrice, rollout.engine_value("price", RolloutPrice()))
 
 
 def receiving_items(

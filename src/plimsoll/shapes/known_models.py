@@ -29,12 +29,22 @@ from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
 from plimsoll.shapes.families import shape_from_config
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.shapes.unknown import estimate_shape
 
 
 def read_shape(path: str) -> ModelShape:
-    """Return the shape of the model in a local directory, or of a well-known model."""
+    """Return the shape of the model in a local directory, or of a well-known model.
+
+    Raises ConfigError if its family is unknown, or as `read_fields`.
+    """
     name, fields = read_fields(path)
     return shape_from_config(fields, name)
+
+
+def find_shape(path: str) -> ModelShape:
+    """Return the shape as `read_shape` does, but estimated if the family is unknown."""
+    name, fields = read_fields(path)
+    return estimate_shape(fields, name)
 
 
 def read_fields(path: str) -> tuple[str, Mapping[str, object]]:

@@ -90,6 +90,9 @@ class ModelShape:
         softcapped: whether attention scores are bounded.
         logits_softcapped: whether logits are bounded.
         traits: the properties of the family's code on which memory depends.
+        origin: where the shape is from: `described` in families.json; `counted` in the model that
+            transformers builds, with activations as of the known families; `guessed` from the sizes
+            in config.json, as of a Llama.
     """
 
     name: str
@@ -116,6 +119,7 @@ class ModelShape:
     softcapped: bool = False
     logits_softcapped: bool = False
     traits: Traits = PLAIN
+    origin: Literal["described", "counted", "guessed"] = "described"
 
     @property
     def embedding_parameters(self) -> int:

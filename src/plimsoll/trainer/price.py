@@ -18,6 +18,7 @@ from plimsoll.model.price.form import (
     ActivationForm,
     TeacherHead,
     activation_form,
+    trained_parameters,
 )
 from plimsoll.resolve.decisions import Capability
 from plimsoll.resolve.roles import HeadKind
@@ -96,9 +97,32 @@ class SavedBytes:
     average: int
 
 
+_COARSE = "coarse: the engine has no price.py (trainer/price.py)"
+
+
+def coarse_trained(role: TrainedRole, work: RoleWork, sending: Sending | None) -> TrainedTensors:
+    """Return weights, gradients, and the fp32 masters and two moments of Adam, on every rank whole.
+
+    This is the price of an engine that has none of its own.
+    """
+    count, element = trained_parameters(role, work.shape, work.head), role.model.element
+    gradients = Tensors("gradients", "gradients", "trained", count, element, _COARSE)
+    each = 8 if element == 4 else 12
+    states = Tensors("optimizer states", "optimizer states", "trained", count, each, _COARSE)
+    kept = (*coarse_frozen(role, work), gradients, replace(states, life="stepped"))
+    return TrainedTensors(kept, layers_left=0)
+
+
+def coarse_frozen(role: TrainedRole | FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
+    """Return the whole weights, which each rank holds."""
+    shape, element = work.shape, role.model.element
+    count = shape.value_parameters if work.head == "value" else shape.parameters
+    return (Tensors("weights", "weights", "parameters", count, element, _COARSE),)
+
+
 @dataclass(frozen=True)
 class TrainerPrice:
-    """The functions that price a trainer engine's memory on one rank.
+    """The functions that price a trainer engine's memory on one rank; without them it is coarse.
 
     Attributes:
         trained: Returns the tensors of a role that learns. Args: role, work, how weights go to
@@ -111,17 +135,17 @@ class TrainerPrice:
             Args: role, ranks, device.
     """
 
-    trained: Callable[[TrainedRole, RoleWork, Sending | None], TrainedTensors]
-    frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]]
-    saved: Callable[[TrainedRole], SavedBytes]
-    division: Callable[[TrainedRole | FrozenRole], str]
-    is_divided: Callable[[TrainedRole | FrozenRole], bool]
-    has_head: Callable[[FrozenRole, int, Device], bool]
+    trained: Callable[[TrainedRole, RoleWork, Sending | None], TrainedTensors] = coarse_trained
+    frozen: Callable[[FrozenRole, RoleWork], tuple[Tensors, ...]] = coarse_frozen
+    saved: Callable[[TrainedRole], SavedBytes] = lambda role: SavedBytes(4, 8, 0)
+    division: Callable[[TrainedRole | FrozenRole], str] = lambda role: "no division"
+    is_divided: Callable[[TrainedRole | FrozenRole], bool] = lambda role: False
+    has_head: Callable[[FrozenRole, int, Device], bool] = lambda role, ranks, device: True
 
 
 def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
-    """Return the price functions of the engine that the role's settings name."""
-    return cast(TrainerPrice, role.engine_value("price"))
+    """Return the price functions of the engine that the role's settings name, or coarse ones."""
+    return cast(TrainerPrice, role.engine_value("price", TrainerPrice()))
 
 
 @lru_cache(_KEPT)
@@ -165,11 +189,10 @@ def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]
     """
     phases: list[Phase] = ["score"] if role_work.scores else []
     phases += ["sync"] if role_work.name == "actor" else []
+    work = role_work.name, role_work.shape, role_work.work
     for phase in phases:
         if Moment(phase, "forward") in role_work.moments:
-            yield from activation_items(
-                role_work.name, role_work.shape, role_work.work, form, phase
-            )
+            yield from activation_items(*work, form, phase)
 
 
 @lru_cache(_KEPT)

@@ -238,8 +238,7 @@ def _groups(engine: Engine) -> tuple[tuple[str, ...], ...]:
 
 
 def _is_learned(policy: PolicyModel, layer: str) -> bool:
-    module = policy.get_submodule(layer)
-    inner = ".base_layer" if hasattr(module, "base_layer") else ""
+    inner = ".base_layer" if hasattr(policy.get_submodule(layer), "base_layer") else ""
     return learns(policy, f"{layer}{inner}.weight")
 
 

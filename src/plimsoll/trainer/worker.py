@@ -263,7 +263,8 @@ class Worker:
 
         With a disturbance, return those of the disturbed model.
         """
-        policy = self._policy(role)
+        policy = self._engine(role).module
+        assert isinstance(policy, PolicyModel), f"{role} is not a policy"
         with policy.at_temperature_one(), disturb(policy, disturbance or Disturbance()):
             return self.log_probs(role, packs)
 
@@ -601,11 +602,6 @@ class Worker:
         """Return the role's engine, and note the role as the one at work."""
         self._busy_with = role
         return self._engines[role]
-
-    def _policy(self, role: RoleName) -> PolicyModel:
-        module = self._engine(role).module
-        assert isinstance(module, PolicyModel), f"{role} is not a policy"
-        return module
 
     def _trained_engine(self, role: RoleName) -> TrainedEngine:
         assert isinstance(self._sources[role], TrainedRole), f"{role} is frozen"

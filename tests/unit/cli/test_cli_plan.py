@@ -212,15 +212,22 @@ def test_a_machine_with_less_than_planned_is_a_problem(capsys: Captured) -> None
     assert said.count("less-than-planned") == 2 and "64 GPUs" in said and "900,000 GB" in said
 
 
-def test_a_model_of_unknown_shape_has_no_plan_and_the_run_starts(
+def test_a_model_of_unknown_family_is_guessed_and_the_run_starts(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[RunSpec[Any]] = []
     monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     Path("model/config.json").write_text(json.dumps(HUGE | {"model_type": "mamba9"}))
     assert main(["sft", "sft.yaml"]) == 0
-    assert "no plan of memory" in capsys.readouterr().err
+    assert "model-family" in capsys.readouterr().err
     assert len(started) == 1
+    assert main(["plan", "sft.yaml"]) == 3  # it would not fit
+    assert "coarse" in " ".join(capsys.readouterr().out.split())
+    bare = {"model_type": "mamba9", "hidden_size": 64}
+    Path("model/config.json").write_text(json.dumps(bare))
+    assert main(["sft", "sft.yaml"]) == 0
+    assert "no plan of memory" in capsys.readouterr().err
+    assert len(started) == 2
 
 
 def test_a_model_of_unknown_name_has_no_plan_and_one_line_says_why(

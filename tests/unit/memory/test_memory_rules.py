@@ -388,6 +388,22 @@ def test_of_a_directory_the_config_tells_of_other_parts(tmp_path: Path) -> None:
         assert ("text-decoder" in conflicts("sft", {"actor.model.path": str(tmp_path)})) == told
 
 
+def test_a_family_that_no_entry_describes(tmp_path: Path) -> None:
+    """Its positions may be no limit, and the names of a guessed model's layers are not known."""
+    values = {**known_models()["Qwen/Qwen2.5-0.5B"], "max_position_embeddings": 64}
+    changes = {
+        "actor.model.path": str(tmp_path),
+        "actor.adapter.targets": ("c_fc",),
+        "data.max_tokens": 512,
+    }
+    for family, words in (("arcee", "are counted"), ("nobody", "plan is coarse")):
+        (tmp_path / "config.json").write_text(json.dumps({**values, "model_type": family}))
+        found = conflicts("sft", changes)
+        assert family in found["model-family"].what and words in found["model-family"].why
+        assert "sequence-over-positions" not in found
+        assert ("adapter-targets" in found) == (family == "arcee")
+
+
 def test_heads_that_varlen_has_no_kernel_for() -> None:
     plain = ("cuda", (9, 0), "bfloat16", False)
     assert list(against_varlen(*plain, 256)) == list(against_varlen(*plain, 0)) == []

@@ -32,7 +32,7 @@ from plimsoll.sampler.price import (
     sampler_of,
     waiting_item,
 )
-from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import find_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.sync.price import Sending
 from plimsoll.timeline.items import Allocation, Item, Moment, TrainPhase, job_moments, states_asleep
@@ -80,7 +80,7 @@ class PlannedJob:
     @cached_property
     def policy(self) -> ModelShape:
         """The shape of the model that engines sample with; there may be no rank that holds it."""
-        return self.shapes.get("actor") or read_shape(self.spec.actor.model.path)
+        return self.shapes.get("actor") or find_shape(self.spec.actor.model.path)
 
     @property
     def sampler(self) -> Sampler | None:
@@ -133,7 +133,7 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Pl
     cards = [len(node.cards) for node in hardware.nodes]
     device: Device = "cuda" if hardware.cards and spec.cluster.device != "cpu" else "cpu"
     layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
-    read = {path: read_shape(path) for path in dict.fromkeys(m.path for m in spec.models.values())}
+    read = {path: find_shape(path) for path in dict.fromkeys(m.path for m in spec.models.values())}
     shapes = {name: read[model.path] for name, model in spec.models.items()}
     moments = job_moments(tuple(shapes), spec.phases)
     if not spec.run.save_model:
@@ -311,8 +311,7 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, work)
-        teaches = spec.roles[name].head == "states"
-        return (*held, *_distillation(job, frozen)) if teaches else held
+        return (*held, *_distillation(job, frozen)) if work.head == "states" else held
     role = spec.trained[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(

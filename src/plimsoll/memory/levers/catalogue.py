@@ -22,9 +22,9 @@ from plimsoll.timeline.levers import Lever, Move, Situation
 
 LEVERS: tuple[Lever, ...] = (
     *levers.LEVERS,
-    *(lever for package in TRAINER_ENGINES for lever in folder_value(package, "levers")),
+    *(lever for package in TRAINER_ENGINES for lever in folder_value(package, "levers", ())),
     *rollout.LEVERS,
-    *(lever for package in ROLLOUT_ENGINES for lever in folder_value(package, "levers")),
+    *(lever for package in ROLLOUT_ENGINES for lever in folder_value(package, "levers", ())),
 )
 
 

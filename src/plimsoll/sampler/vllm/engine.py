@@ -37,7 +37,7 @@ from plimsoll.sampler.protocol import (
 from plimsoll.sampler.text import Decoder
 from plimsoll.sampler.vllm.config import vllm_of
 from plimsoll.sampler.vllm.sampler import batch_on_card
-from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import find_shape, read_shape
 from plimsoll.sync.channel import Channel
 from plimsoll.trainer.process_group import kernel_limits
 from plimsoll.trainer.weights import AdapterFiles
@@ -307,7 +307,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         "disable_log_stats": True,
     }
     if on_gpu:
-        defaults["max_num_batched_tokens"] = batch_on_card(read_shape(spec.model), rollout)
+        defaults["max_num_batched_tokens"] = batch_on_card(find_shape(spec.model), rollout)
     return {
         **defaults,
         **vllm.arguments,

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -222,14 +222,15 @@ def building(name: str) -> Iterator[None]:
 
 
 def _await(lock: Path, name: str) -> None:
-    while (age := _age(lock)) is not None:
-        if age > MOST_SECONDS:
-            raise PlimsollError(
-                f"{lock} has been there for {age / 60:.0f} minutes: a process that compiled "
-                f"DeepSpeed's {name} was probably killed, and left it. If no other run on this "
-                "machine is starting just now, remove the file and try again"
-            )
-        time.sleep(1.0)
+    """Wait until the lock is gone; raise PlimsollError if it is older than compiling takes."""
+    with suppress(FileNotFoundError):
+        while (age := time.time() - lock.stat().st_mtime) <= MOST_SECONDS:
+            time.sleep(1.0)
+        raise PlimsollError(
+            f"{lock} has been there for {age / 60:.0f} minutes: a process that compiled "
+            f"DeepSpeed's {name} was probably killed, and left it. If no other run on this "
+            "machine is starting just now, remove the file and try again"
+        )
 
 
 def compiler_errors(output: str) -> str:
@@ -237,11 +238,3 @@ def compiler_errors(output: str) -> str:
     lines = [line.strip() for line in output.splitlines()]
     error_lines = [line for line in lines if "error" in line or "not found" in line]
     return "\n  ".join(error_lines[:_SHOWN_LINES]) or output
-
-
-def _age(file: Path) -> float | None:
-    """Return the seconds since the file was made; None if there is none."""
-    try:
-        return time.time() - file.stat().st_mtime
-    except FileNotFoundError:
-        return None

@@ -83,8 +83,7 @@ def zero_settings(zero: ZeroConfig, device: Device, ranks: int) -> dict[str, obj
 
 def frozen_settings(role: FrozenRole, device: Device, ranks: int) -> dict[str, object]:
     """Return DeepSpeed's config for a frozen role that is divided over the ranks (stage 3)."""
-    offload = role.settings_of(FrozenZeroConfig).offload
-    zero = ZeroConfig(stage=3, parameter_offload=offload)
+    zero = ZeroConfig(stage=3, parameter_offload=role.settings_of(FrozenZeroConfig).offload)
     return {
         **_common(ranks),
         "bf16": {"enabled": role.model.dtype == "bfloat16"},
@@ -193,8 +192,7 @@ def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
 def moment_bytes(role: TrainedRole) -> float:
     """Return the bytes of both Adam moments of a trained parameter."""
     kind, zero = role.optimizer.kind, role.settings_of(ZeroConfig)
-    narrow = kind == "adamw" and zero.state_dtype == "bfloat16"
-    return 4.0 if narrow else _MOMENTS[kind]
+    return 4.0 if kind == "adamw" and zero.state_dtype == "bfloat16" else _MOMENTS[kind]
 
 
 def trained_counts(

@@ -36,7 +36,4 @@ PRICE = TrainerPrice(
     trained=_trained,
     frozen=_frozen,
     saved=lambda role: SavedBytes(masters=role.model.element, moments=0, average=0),
-    division=lambda role: "no division",
-    is_divided=lambda role: False,
-    has_head=lambda role, ranks, device: True,
 )

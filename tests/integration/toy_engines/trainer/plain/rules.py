@@ -21,11 +21,6 @@ def _full_momentum(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 RULES = TrainerRules(
     settings=_full_momentum,
-    plan=lambda spec, device: iter(()),
-    tools=lambda spec: iter(()),
-    host=lambda spec, host: iter(()),
-    packages=(),
-    offloaded=lambda role: (),
     describe=lambda role: "plain PyTorch",
     decide=lambda role: role.settings_of(PlainConfig),
     measuring=lambda role: FrozenPlainConfig(),

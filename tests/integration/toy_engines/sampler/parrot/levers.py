@@ -1,7 +1,0 @@
-"""The engine has no levers."""
-
-from __future__ import annotations
-
-from plimsoll.timeline.levers import Lever
-
-LEVERS: tuple[Lever, ...] = ()
