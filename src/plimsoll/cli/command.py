@@ -34,7 +34,7 @@ from plimsoll.machine.nvidia import card_order
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.ending import notes_of
 from plimsoll.run.output import open_missing, safe_streams, say
-from plimsoll.run.supervised import VARIABLE
+from plimsoll.run.phases import VARIABLE
 
 if TYPE_CHECKING:
     from plimsoll.resolve.job import Job

@@ -26,8 +26,16 @@ from plimsoll.machine.processes import tracks_resources
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.output import tell
-from plimsoll.run.phases import CurrentPhase, read_current_phase
-from plimsoll.run.supervised import BEAT_SECONDS, VARIABLE, OpenRun, count_of, read_open_run, recent
+from plimsoll.run.phases import (
+    BEAT_SECONDS,
+    VARIABLE,
+    CurrentPhase,
+    OpenRun,
+    count_of,
+    read_current_phase,
+    read_open_run,
+    recent,
+)
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 """Seconds before the first and before a later start; each wait is four times the one before."""

@@ -37,7 +37,7 @@ def demo(words: list[str]) -> None:
         action="store_true",
         help="write data, model and the configs sft, dpo, ppo and grpo; train nothing",
     )
-    # What comes before the jobs and after them has a process of its own, too: see cli/demo.py.
+    # What comes before the jobs and after them has a process of its own, too: see cli/first.py.
     parser.add_argument("--begin", action="store_true", help=SUPPRESS)
     parser.add_argument("--end", type=float, help=SUPPRESS)
     options = parser.parse_args(words)
@@ -56,7 +56,7 @@ def demo(words: list[str]) -> None:
 
         end(home, options.end)
     else:
-        from plimsoll.cli.demo import run_stages
+        from plimsoll.cli.first import run_stages
 
         run_stages(options.directory, options.seed)
 
@@ -71,7 +71,7 @@ def _open_plan(options: Namespace, flags: list[str]) -> None:
     if others:
         parser.error(f"--open shows the plan as a page, without --{' and --'.join(others)}")
 
-    from plimsoll.commands.plan_page import open_plan
+    from plimsoll.commands.report import open_plan
 
     open_plan(options.config, flags, options.host or "127.0.0.1", options.port or 0)
 
@@ -151,7 +151,7 @@ def plan(words: list[str]) -> None:
     render = plan_json if options.json else render_whole_plan if options.all else render_short_plan
     show(render(plan, advice))
     if options.html:
-        from plimsoll.commands.plan_page import plan_html
+        from plimsoll.commands.report import plan_html
 
         write_whole(Path(options.html), plan_html(options.config, flags, plan))
     refuse_conflicts(plan.problems)

@@ -1,6 +1,6 @@
 """A demo of all stages in minutes: make a task and a model, run SFT, PPO and GRPO, show results.
 
-`plimsoll demo` makes the task and shows the results with the functions here; `cli/demo.py` runs
+`plimsoll demo` makes the task and shows the results with the functions here; `cli/first.py` runs
 the jobs in between, each as a command of its own.
 
 All files are written below one directory, including the configs. So each stage can be repeated by

@@ -18,9 +18,9 @@ from typing import Any
 
 from plimsoll.commands.found_models import FoundModel, comparison_role
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
+from plimsoll.run.displays import figures
 from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.json_lines import document
-from plimsoll.run.step_report import figures
 from plimsoll.train.tokenizers import check_tokenizers
 
 

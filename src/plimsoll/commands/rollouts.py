@@ -5,7 +5,7 @@ With `--mask` all tokens are shown, and the tokens that are learned from are mar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -25,9 +25,9 @@ from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.numbers import mean, plural, rank
 from plimsoll.run.responses import (
     ResponseGroup,
-    ResponsePiece,
     SampledResponse,
     excerpt,
+    join_branches,
     read_groups,
 )
 from plimsoll.run.trajectories import read_bounded
@@ -87,8 +87,7 @@ def pair_text(earlier: StepGroup, later: StepGroup) -> str:
 def _answers(group: ResponseGroup) -> list[str]:
     """Return a text for each response: its index and figures, then its indented text."""
     return [
-        f"[{r.sample_index}] {_figures(r)}\n{indent(r.whole_text, '    ')}\n"
-        for r in group.responses
+        f"[{r.sample_index}] {_figures(r)}\n{indent(r.response, '    ')}\n" for r in group.responses
     ]
 
 
@@ -147,7 +146,7 @@ def mark_learned_tokens(
     Raises ConfigError if the run's config is not found or names code, or if an older version wrote
     the file without masks.
     """
-    tokenizer = _tokenizer(file, trusted)
+    mark = partial(_marked_text, _tokenizer(file, trusted))
     try:
         earlier = {"earlier"} & {*pq.read_schema(file).names}
         rows = read_bounded(file, [*_TOKENS, *earlier]).to_pylist()
@@ -160,7 +159,7 @@ def mark_learned_tokens(
 
     def with_marks(response: SampledResponse) -> SampledResponse:
         row = by_response[response.group, response.sample_index]
-        return replace(response, pieces=tuple(_branches(row, tokenizer)))
+        return replace(response, response=join_branches(row, mark))
 
     return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
 
@@ -172,9 +171,8 @@ def sequences_text(file: Path, *, trusted: bool = False) -> str:
     """
     tokenizer, lines = _tokenizer(file, trusted), list[str]()
     for row in read_bounded(file).to_pylist():
-        pieces = _pieces({"prompt_tokens": [], **row}, tokenizer)
         lines += [f"step {row['step']}, sequence {row['sequence']}"]
-        lines += ["".join(piece.text for piece in pieces), ""]
+        lines += [_marked_text(tokenizer, {"prompt_tokens": [], **row}), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -196,29 +194,15 @@ def _tokenizer(file: Path, trusted: bool) -> PreTrainedTokenizerBase:
     return load_tokenizer(model.path, model.trust_remote_code)
 
 
-def _branches(
-    row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[ResponsePiece]:
-    """Yield the marked text of a response; of an episode with branches, each below a heading."""
-    branches = [*(row.get("earlier") or ()), row]
-    for number, branch in enumerate(branches, 1):
-        if len(branches) > 1:
-            yield ResponsePiece(
-                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
-            )
-        yield from _pieces(branch, tokenizer)
-
-
-def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[ResponsePiece]:
-    """Yield the decoded tokens of a row: a piece for each span that is learned or is not."""
+def _marked_text(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any]) -> str:
+    """Return the decoded tokens of a row; lines of those that are learned from begin with `+`."""
     tokens = [*row["prompt_tokens"], *row["tokens"]]
     learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
-    spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
-    for number, span in enumerate(spans):
+    texts = []
+    for is_learned, span in groupby(range(len(tokens)), learned.__getitem__):
         text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
-        mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
-        lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
-        yield ResponsePiece(lines + "\n" * (number + 1 < len(spans)), kind)
+        texts += [f"{'+ ' if is_learned else '  '}{line}" for line in text.split("\n")]
+    return "\n".join(texts)
 
 
 @dataclass(frozen=True)

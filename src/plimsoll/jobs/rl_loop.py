@@ -72,9 +72,9 @@ from plimsoll.rl.setup import (
     wake_sleeping_ranks,
 )
 from plimsoll.rl.source import Experience, Recorded, Revived, Source
-from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.files import explaining_errors
+from plimsoll.run.health import BAD_STEPS, BadNumbers
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState

@@ -17,8 +17,8 @@ from typing import Any
 
 from plimsoll.config.problems import Code, show
 from plimsoll.memory.contents.stores import Store, Verdict
-from plimsoll.memory.levers.catalogue import levers_by_rank
 from plimsoll.memory.levers.descent import Descent, Turned, cost_of, effect_of, move_of
+from plimsoll.memory.levers.levers import levers_by_rank
 from plimsoll.memory.levers.trials import Change, Trial, Trials, changes_between, split_key
 from plimsoll.memory.plan import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Ground, Plan

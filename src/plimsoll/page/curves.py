@@ -18,9 +18,9 @@ from plimsoll.jobs import JOBS
 from plimsoll.page.ledger import drop_lone_nodes, process_kind
 from plimsoll.page.watched import Column, Watched
 from plimsoll.resolve.job import Panel
+from plimsoll.run.displays import BEFORE_STEPS, Figure, figures
 from plimsoll.run.health import RANGES
 from plimsoll.run.json_lines import JsonRow
-from plimsoll.run.step_report import BEFORE_STEPS, Figure, figures
 
 
 def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:

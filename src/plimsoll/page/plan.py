@@ -20,7 +20,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import CARDS
 from plimsoll.memory.advise import EFFECT_WORDS, Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
-from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
+from plimsoll.memory.levers.levers import in_section, levers_by_rank
 from plimsoll.memory.levers.trials import split_key, value_at
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place

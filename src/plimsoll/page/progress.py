@@ -31,10 +31,10 @@ from plimsoll.page.curves import (
     unweighted_parts,
 )
 from plimsoll.page.watched import Watched
+from plimsoll.run.displays import BEFORE_STEPS, headline
 from plimsoll.run.ending import how_to_go_on
 from plimsoll.run.health import due_warnings
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import BEFORE_STEPS, headline
 
 LOG = "run.log"
 """The file in a run's directory with the run's printed output."""

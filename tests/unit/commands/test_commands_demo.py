@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from plimsoll.cli.demo import _TITLES
+from plimsoll.cli.first import _TITLES
 from plimsoll.commands.demo import _RUNS, DemoOutcome, begin, prepare, tell
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
