@@ -218,7 +218,7 @@ def _options(command: str) -> list[str]:
 
 
 _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
-    "demo": tools.demo,
+    "demo": first.demo,
     "init": first.init,
     "eval": tools.evaluate,
     "plan": tools.plan,

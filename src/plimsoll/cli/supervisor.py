@@ -219,9 +219,7 @@ def _attempt(words: Sequence[str]) -> Attempt:
     with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
         told = Path(folder) / "run.json"
         child = subprocess.Popen(
-            [*_program(), *words],
-            env=os.environ | {VARIABLE: str(told)},
-            preexec_fn=_prepare_child,
+            [*_program(), *words], env=os.environ | {VARIABLE: str(told)}, preexec_fn=_prepare_child
         )
         asked = _wait(child, told)
         run = read_open_run(told)

@@ -96,21 +96,10 @@ def write_bundle(directory: Path, wanted: int | None, out: Path) -> str:
     )
 
 
-@dataclass(frozen=True)
-class CheckedBundle:
-    """What was found on checking a bundle."""
-
-    lines: tuple[str, ...]
-    wrong: tuple[str, ...]
-    """What is not as it was written; empty if all is equal."""
-
-    def text(self) -> str:
-        """Return all that was compared, a line each."""
-        return "\n".join(self.lines)
-
-
-def check_bundle(path: Path, *, trusted: bool) -> CheckedBundle:
+def check_bundle(path: Path, *, trusted: bool) -> tuple[list[str], list[str]]:
     """Compute again what a bundle's step computed, and compare.
+
+    Return a line for all that was compared, and the lines of what is not as it was written.
 
     Raises ConfigError if the file is no bundle, is damaged or of another schema, or if its config
     names code of its own for advantage or loss and is not `trusted`.
@@ -130,8 +119,8 @@ def check_bundle(path: Path, *, trusted: bool) -> CheckedBundle:
         )
         head = f"step {about['step']}, schema {SCHEMA}, written by plimsoll {about['plimsoll']}"
         found = [*_compare(step)]
-    lines = (f"{head}: {plural(len(step.episodes), 'response')}", *(line for line, _ in found))
-    return CheckedBundle(lines, tuple(line for line, right in found if not right))
+    lines = [f"{head}: {plural(len(step.episodes), 'response')}", *(line for line, _ in found)]
+    return lines, [line for line, is_equal in found if not is_equal]
 
 
 def _unpack(path: Path, folder: Path) -> dict[str, Any]:
