@@ -265,9 +265,8 @@ def record_draw(
         write_trajectories(path, step, experience.trajectories, tokens, draw)
         with explaining_errors(path):
             fault_point("rollouts.write", step, path=path)
-    oldest = directory.oldest_checkpoint()
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
-    left = experience.unlearned, next_place, -1 if oldest is None else oldest[0]
+    left = experience.unlearned, next_place, min(directory.checkpoints(), default=-1)
     work.session.journal.keep(lambda key: is_open(key, *left))
 
 

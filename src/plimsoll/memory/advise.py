@@ -65,11 +65,6 @@ class Suggestion:
         """What is given up, in words."""
         return tuple(dict.fromkeys((*(lever.cost for lever in self.levers), *self.slow)))
 
-    @property
-    def flags(self) -> str:
-        """The changes as flags of the command line."""
-        return " ".join(change.flag for change in self.changes)
-
 
 @dataclass(frozen=True)
 class Advice:
@@ -117,10 +112,8 @@ def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
 
 def _of_each_kind(trials: Trials) -> Iterator[Suggestion]:
     """Yield the cheapest answer of each kind, the most welcome first; none if the config fits."""
-    for effect in EFFECTS if trials.root.rank else ():
-        suggestion = _of_kind(trials, effect)
-        if suggestion is not None:
-            yield suggestion
+    effects = EFFECTS if trials.root.rank else ()
+    yield from filter(None, (_of_kind(trials, effect) for effect in effects))
 
 
 def _drop_extensions(suggestions: Sequence[Suggestion]) -> Iterator[Suggestion]:
@@ -316,18 +309,17 @@ def change_lines(suggestion: Suggestion) -> Iterator[str]:
 
 def advice_values(advice: Advice | None) -> dict[str, Any]:
     """Return the suggestions as JSON values; none if there is no advice."""
-    answers = () if advice is None else advice.answers
-    return {"suggestions": [_values(number, answer) for number, answer in enumerate(answers, 1)]}
-
-
-def _values(number: int, answer: Suggestion) -> dict[str, Any]:
-    return {
-        "number": number,
-        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in answer.changes],
-        "flags": answer.flags,
-        "effect": answer.effect,
-        "verdict": answer.verdict,
-        "device_bytes": answer.device_bytes,
-        "host_bytes": answer.host_bytes,
-        "costs": [EFFECT_WORDS[answer.effect], *answer.costs],
-    }
+    suggestions = [
+        {
+            "number": number,
+            "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in answer.changes],
+            "flags": " ".join(change.flag for change in answer.changes),
+            "effect": answer.effect,
+            "verdict": answer.verdict,
+            "device_bytes": answer.device_bytes,
+            "host_bytes": answer.host_bytes,
+            "costs": [EFFECT_WORDS[answer.effect], *answer.costs],
+        }
+        for number, answer in enumerate(() if advice is None else advice.answers, 1)
+    ]
+    return {"suggestions": suggestions}

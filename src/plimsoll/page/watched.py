@@ -122,11 +122,10 @@ class Watched:
         except (PlimsollError, OSError) as error:
             return replace(self, problem=str(error))
         path = self.run.config_path
-        latest = self.run.latest_trajectories()
         seen = replace(
             self,
             config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
-            latest=latest and latest[0],
+            latest=max(self.run.trajectories(), default=None),
             now=read_current_phase(self.run.now_path),
             end=read_end(self.run.end_path),
             problem="",

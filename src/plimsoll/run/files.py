@@ -170,14 +170,15 @@ def _full_disk(path: Path, error: Exception) -> str | None:
     earlier: BaseException | None = error
     while earlier is not None:
         if _number(earlier) in _FULL:
-            return f"the disk is full ({_first_line(error)})"
+            return f"the disk is full ({first_line(error)})"
         earlier = earlier.__cause__ or earlier.__context__
     if _number(error) in _CANNOT_WRITE or not _has_no_room(path):
         return None
-    return f"the disk is full ({type(error).__name__}: {_first_line(error)})"
+    return f"the disk is full ({type(error).__name__}: {first_line(error)})"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]
 
 

@@ -384,24 +384,17 @@ class LeakWatch:
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
         """Add the ledger rows of a step, and return the leaks that are detected with them."""
         leaks: list[Leak] = []
-        by_process = group_rows(
-            (row for row in rows if row.phase != "save"), lambda row: row.process
-        )
+        steady = (row for row in rows if row.phase != "save")
+        by_process = group_rows(steady, lambda row: row.process)
         for process, process_rows in by_process.items():
-            if is_node(process_rows[0]):
+            last = process_rows[-1]
+            if is_node(last):
                 continue
-            if any(
-                row.phase == "load" for row in process_rows
-            ):  # a new part of the run, with new processes
+            if any(row.phase == "load" for row in process_rows):  # the processes are new
                 for where in _BOTH:
                     self._histories.pop((process, where), None)
-            places: tuple[LeakPlace, ...] = (
-                ("host",) if process_rows[-1].held.allocated is None else _BOTH
-            )
-            for where in places:
-                line = (process_rows if where == "device" else by_process[process_rows[-1].node])[
-                    -1
-                ].line
+            for where in _BOTH if last.held.allocated is not None else _BOTH[:1]:
+                line = last.line if where == "device" else by_process[last.node][-1].line
                 leaks += self._look(process, where, process_rows, line)
         return leaks
 

@@ -31,7 +31,7 @@ from plimsoll.run.displays import (
 from plimsoll.run.health import HealthWatch, suspects
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
-from plimsoll.run.loggers.open import Loggers
+from plimsoll.run.loggers import Loggers
 from plimsoll.run.numbers import duration_text, plural
 from plimsoll.run.phases import TimedPhase
 from plimsoll.run.responses import ResponseGroup, read_groups, widest_group

@@ -46,7 +46,7 @@ from plimsoll.run.health import BAD_STEPS, BadSteps, HealthWatch
 from plimsoll.run.journal import Journal
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.ledger import LeakWatch, Ledger, busy_share, find_full_node, memory_use
-from plimsoll.run.loggers.open import open_loggers
+from plimsoll.run.loggers import open_loggers
 from plimsoll.run.mirror import Mirror
 from plimsoll.run.numbers import mean, plural
 from plimsoll.run.output import RunLog, console_to, tell
@@ -332,7 +332,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         if latest is None:
             directory.write_config(config_text(spec), template)
         if planned.plan is not None:
-            directory.write_plan(planned.plan)
+            write_whole(directory.plan_path, planned.plan)
         stop = stack.enter_context(StopRequest())
         settings = spec.config.model_dump(mode="json")
         first_step = state.step + 1 if latest else 0
