@@ -53,9 +53,9 @@ def init(words: list[str]) -> None:
         request = InitRequest(
             options.model, data, held_out, options.cluster, options.host_memory, flags
         )
-        new_config = make_config(job, request)
-    write_whole(out, new_config.text)
-    show("\n".join(new_config.remarks))
+        text, remarks = make_config(job, request)
+    write_whole(out, text)
+    show("\n".join(remarks))
     file = shlex.quote(str(out))
     show(
         f"\n{out} is written. Look at it, and then:\n"

@@ -276,10 +276,11 @@ def doctor(words: list[str]) -> None:
     parser.switch("--json", "print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor import examine, findings_json, refuse_wrong, render_findings
+    from plimsoll.commands.doctor import diagnose, findings_json, refuse_wrong, render_findings
+    from plimsoll.commands.doctor_machine import observe
     from plimsoll.run.console import terminal_of
 
-    findings = examine(options.directory, options.address)
+    findings = diagnose(observe(options.directory, options.address))
     if options.json:
         show(findings_json(findings))
     else:

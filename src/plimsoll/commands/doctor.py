@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.text import Text
 
 from plimsoll.cluster.ray_access import longest_temporary, private_folder
-from plimsoll.commands.doctor_machine import Disk, Machine, observe
+from plimsoll.commands.doctor_machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, find, finding
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.hardware import BFLOAT16_UNITS
@@ -309,14 +309,6 @@ MACHINE_RULES = (
 _WIDTH = 80
 _STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
 _COLOURS: Mapping[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
-
-
-def examine(directory: str, address: str | None) -> list[Problem]:
-    """Return the findings about this machine.
-
-    `directory` is where runs would be written. `address` is a Ray cluster's, or None.
-    """
-    return diagnose(observe(directory, address))
 
 
 def diagnose(machine: Machine) -> list[Problem]:

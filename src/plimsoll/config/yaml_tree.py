@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -176,14 +176,12 @@ def write_value(value: object) -> str:
     return str(text).removesuffix("...\n").strip()
 
 
-@dataclass(frozen=True)
 class _Reader:
     """Walks the nodes of one document, and notes in `origins` where keys were written."""
 
-    loader: _Loader
-    name: str
-    origins: dict[Path, str]
-    number: Iterator[int] = field(default_factory=itertools.count)
+    def __init__(self, loader: _Loader, name: str, origins: dict[Path, str]) -> None:
+        self.loader, self.name, self.origins = loader, name, origins
+        self.number = itertools.count()
 
     def value(self, node: yaml.Node, path: Path, above: tuple[int, ...]) -> object:
         """Return the value of a node at `path`; `above` has the ids of the nodes around it."""

@@ -65,6 +65,11 @@ class Suggestion:
         """What is given up, in words."""
         return tuple(dict.fromkeys((*(lever.cost for lever in self.levers), *self.slow)))
 
+    @property
+    def flags(self) -> str:
+        """The changes as flags of the command line."""
+        return " ".join(change.flag for change in self.changes)
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -313,7 +318,7 @@ def advice_values(advice: Advice | None) -> dict[str, Any]:
         {
             "number": number,
             "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in answer.changes],
-            "flags": " ".join(change.flag for change in answer.changes),
+            "flags": answer.flags,
             "effect": answer.effect,
             "verdict": answer.verdict,
             "device_bytes": answer.device_bytes,

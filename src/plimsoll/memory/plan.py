@@ -59,11 +59,14 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             *(row for store in plan.stores for row in _items(store)),
             *(_item(item, "save", "written", "run directory") for item in plan.disk),
         ],
-        "problems": [
-            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
-        ],
+        "problems": problem_values(plan),
         "constants": constant_values(plan.constants),
     }
+
+
+def problem_values(plan: Plan) -> list[dict[str, Any]]:
+    """Return the problems of a plan as JSON values."""
+    return [{key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems]
 
 
 def _slot_name(slot: Slot) -> str:

@@ -22,6 +22,7 @@ from plimsoll.memory.advise import EFFECT_WORDS, Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
 from plimsoll.memory.levers.levers import in_section, levers_by_rank
 from plimsoll.memory.levers.trials import split_key, value_at
+from plimsoll.memory.plan import problem_values
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place
 from plimsoll.resolve.run_spec import RunSpec
@@ -35,7 +36,6 @@ _KINDS: Mapping[Effect, str] = {
     "shorter": "shorter sequences",
     "machines": "more machines",
 }
-_OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
@@ -49,9 +49,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "says": _decisive(plan),
         "peaks": peaks(plan),
         "places": [_place(store, plan) for store in plan.stores],
-        "problems": [
-            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
-        ],
+        "problems": problem_values(plan),
     }
 
 

@@ -393,4 +393,8 @@ class MlflowLogger:
         self._client.set_terminated(self.identity, "FAILED" if failed else "FINISHED")
 
 
-_LOGGERS = {"wandb": WandbLogger, "trackio": TrackioLogger, "mlflow": MlflowLogger}
+_LOGGERS: Mapping[str, Callable[[str, Path, Mapping[str, Any], str | None], Logger]] = {
+    "wandb": WandbLogger,
+    "trackio": TrackioLogger,
+    "mlflow": MlflowLogger,
+}
