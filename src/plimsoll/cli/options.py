@@ -29,8 +29,9 @@ class Parser(argparse.ArgumentParser):
             more: as ArgumentParser takes it.
         """
         prog = f"plimsoll {command}"
-        usage = None if takes is None else f"{prog} {takes} [--section.key VALUE ...] [options]"
-        super().__init__(prog, usage, about, allow_abbrev=False, **more)
+        if takes is not None:
+            more["usage"] = f"{prog} {takes} [--section.key VALUE ...] [options]"
+        super().__init__(prog=prog, allow_abbrev=False, **{"description": about, **more})
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message."""

@@ -196,8 +196,7 @@ class RunSession:
 
         `tokens` is the number of tokens that the step has processed.
         """
-        if BAD_STEPS not in metrics:
-            self.bad.in_a_row = 0
+        self.bad.in_a_row = self.bad.in_a_row if BAD_STEPS in metrics else 0
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
