@@ -148,7 +148,8 @@ def _is_light(command: str) -> bool:
 
     Those are looked up last: it takes 0.1 s.
     """
-    return command in _LIGHT or command in _added_commands().names
+    light = {"complete", *_TOOLS} - _HEAVY
+    return command in light or command in _added_commands().names
 
 
 def _leave_launcher() -> None:
@@ -236,12 +237,8 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "watch": tools.watch,
     "completion": first.completion,
 }
-_LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "try-reward"),
-    *("init", "completion", "complete"),
-    *("setup-vllm", "demo", "check-bundle"),
-}
-"""Commands that train and sample nothing in their process: they need no restart with jemalloc."""
+_HEAVY = {"eval", "explain-gap", "merge", "export", "serve-reward"}
+"""Tools that load models in their process. The others need no restart with jemalloc."""
 
 
 def _without_utf8(error: UnicodeEncodeError) -> str:

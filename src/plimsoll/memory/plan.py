@@ -174,18 +174,12 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
         wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
-    pace = pace_text(plan.job)
-    paces = [wrap_lines(pace, "      ")] if pace else []
-    lines = [disk, *paces, *_unknown_hosts(plan), band, *measured, *problems]
-    return "\n".join([*lines, f"verdict: {plan.verdict}"])
-
-
-def _unknown_hosts(plan: Plan) -> list[str]:
-    """Return a line with the need of hosts of unknown memory, which have no verdict; or no line."""
-    needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
-    if not needs:
-        return []
-    return [f"host memory: {gigabytes(max(needs))} GB, not judged: give --host-memory"]
+    lines = [disk]
+    if pace := pace_text(plan.job):
+        lines.append(wrap_lines(pace, "      "))
+    if unknown := [store.peak.bytes for store in plan.hosts if store.capacity is None]:
+        lines.append(f"host memory: {gigabytes(max(unknown))} GB, not judged: give --host-memory")
+    return "\n".join([*lines, band, *measured, *problems, f"verdict: {plan.verdict}"])
 
 
 def problem_text(problem: Problem) -> str:

@@ -6,7 +6,7 @@ Curves of long runs are reduced to the points that show their shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, isnan, nan
 from typing import Any, Literal, get_args
 
@@ -114,15 +114,9 @@ _DIGITS = 6
 HealthyBand = tuple[float | None, float | None]
 
 
-@dataclass(frozen=True)
-class Curves:
-    """The curves of a run in a section."""
-
-    steps: Column
-    """The steps, shape [S]."""
-    column: Callable[[str], Column]
-    """Returns the values of a metric at the steps, shape [S]."""
-    panels: Sequence[Panel]
+Curves = tuple[Column, Callable[[str], Column], Sequence[Panel]]
+"""The curves of a run in a section: the steps, shape [S], a function that returns the values of a
+metric at the steps, shape [S], and the panels."""
 
 
 def curves(
@@ -141,7 +135,7 @@ def curves(
     merged: dict[str, Panel] = {}
     owners: dict[str, list[int]] = {}
     for place, (run, run_curves) in enumerate(zip(runs, per_run, strict=True)):
-        for panel in run_curves.panels:
+        for panel in run_curves[2]:
             is_single = panel.stacked and len(runs) > 1
             title = f"{panel.title}: {run.name}" if is_single else panel.title
             series = {**merged[title].series, **panel.series} if title in merged else panel.series
@@ -170,7 +164,7 @@ def _curves_of(run: Watched, section: CurveSection, compared: Sequence[JsonRow])
     steps = metrics.column("step")
     if section == "time":  # 0 is an evaluation before training
         steps = np.where(steps > 0, steps, np.nan)
-    return Curves(steps, metrics.column, _panels(run, section, compared))
+    return steps, metrics.column, _panels(run, section, compared)
 
 
 def _peaks(run: Watched) -> Curves:
@@ -179,7 +173,7 @@ def _peaks(run: Watched) -> Curves:
     no_values = np.full(len(steps), np.nan)
     series = {kind: kind for kind in peaks if kind in kinds}
     panel = Panel("Memory at its fullest", "GB", series, from_zero=True)
-    return Curves(steps, lambda name: peaks.get(name, no_values) / 1e9, [panel])
+    return steps, lambda name: peaks.get(name, no_values) / 1e9, [panel]
 
 
 def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) -> list[Panel]:
@@ -246,9 +240,10 @@ def _table(
     `y`, `low` and `high` have a list for each series. `together` is the number of steps of which a
     point is the mean.
     """
-    inside = (run_curves.steps >= steps[0]) & (run_curves.steps <= steps[1])
-    x = run_curves.steps[inside]
-    y = [run_curves.column(name)[inside] for name in panel.series]
+    all_steps, column, _ = run_curves
+    inside = (all_steps >= steps[0]) & (all_steps <= steps[1])
+    x = all_steps[inside]
+    y = [column(name)[inside] for name in panel.series]
     if not any(np.isfinite(values).any() for values in y):
         return None
     if panel.stacked:
@@ -258,7 +253,7 @@ def _table(
         return {"x": _numbers(x[starts]), "y": [*map(_numbers, means)], "together": together}
     chosen = np.unique(np.concatenate([extremes(values, buckets) for values in y]))
     ends = {
-        end: [_end(run_curves, f"{name}_{end}", inside, chosen) for name in panel.series]
+        end: [_end(column(f"{name}_{end}")[inside][chosen]) for name in panel.series]
         for end in ("low", "high")
     }
     return {"x": _numbers(x[chosen]), "y": [_numbers(values[chosen]) for values in y], **ends}
@@ -302,8 +297,7 @@ def _means(values: Column, starts: NDArray[np.intp]) -> Column:
     return means
 
 
-def _end(run_curves: Curves, name: str, inside: Any, chosen: Any) -> list[float | None] | None:
-    values = run_curves.column(name)[inside][chosen]
+def _end(values: Column) -> list[float | None] | None:
     return _numbers(values) if np.isfinite(values).any() else None
 
 

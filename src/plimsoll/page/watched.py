@@ -64,15 +64,12 @@ class MetricsTable:
         before = self if place.offset else MetricsTable()
         if more is None:
             return replace(before, place=place)
-        rows = pa.concat_tables([before.rows, _numbers(more.rows)], promote_options="default")
-        lines = more.lines.splitlines()
+        new_rows, data, place = more
+        rows = pa.concat_tables([before.rows, _numbers(new_rows)], promote_options="default")
+        lines = data.splitlines()
         evaluated = [_evaluation(_figures(line)) for line in lines if b'"eval/' in line]
-        return MetricsTable(
-            more.place,
-            rows.combine_chunks(),
-            _figures(lines[-1]),
-            (*before.evaluated, *evaluated),
-        )
+        all_evaluated = (*before.evaluated, *evaluated)
+        return MetricsTable(place, rows.combine_chunks(), _figures(lines[-1]), all_evaluated)
 
 
 def _figures(line: bytes) -> JsonRow:

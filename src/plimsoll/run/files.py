@@ -184,9 +184,13 @@ def first_line(error: BaseException) -> str:
 
 def _has_no_room(path: Path) -> bool:
     """Return whether the disk that a path is on, or would be on, has hardly a free byte."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    usage = shutil.disk_usage(existing)
+    usage = shutil.disk_usage(nearest_existing(path))
     return usage.total > 0 and usage.free < _LEAST_FREE  # /proc and its like have a total of 0
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return a path, or its nearest parent that exists."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
 
 
 def _number(error: BaseException) -> int | None:

@@ -163,7 +163,7 @@ class Trial:
     def situation(self) -> Situation:
         """The run on its machines, for levers."""
         job, plan = self.plan.job, self.plan
-        ranks = [store for store in plan.devices if _has_ranks(store)]
+        ranks = [s for s in plan.devices if any(is_role(held.item.role) for held in s.held)]
         caches = [store for store in plan.hosts if any(held.item.cache for held in store.held)]
         beside = [_room(store, plan.band, lambda item: item.role == "rollout") for store in ranks]
         beside += [_room(store, plan.band, lambda item: item.cache) for store in caches]
@@ -171,10 +171,6 @@ class Trial:
             *(job.spec, job.hardware, job.device, job.capability, job.policy),
             rooms=tuple(room for room in beside if room is not None),
         )
-
-
-def _has_ranks(store: Store) -> bool:
-    return any(is_role(held.item.role) for held in store.held)
 
 
 def _room(store: Store, band: Band, unwanted: Callable[[Item], bool]) -> Room | None:
