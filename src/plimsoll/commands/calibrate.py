@@ -111,9 +111,10 @@ def _missing_on_host(
 
     `processes` are beginnings of process names. `card` selects processes with, or without, a card.
     """
+    with_card = {c.process for c in run.comparisons if c.measure == "device"}
     for c in run.comparisons:
         on_host = c.measure == "host" and c.process.startswith(processes)
-        if on_host and c.predicted is not None and card == _has_card(run, c.process):
+        if on_host and c.predicted is not None and card == (c.process in with_card):
             yield c.measured - c.predicted
 
 
@@ -157,10 +158,6 @@ _FITTED: Mapping[str, ConstantValues] = {
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,
 }
-
-
-def _has_card(run: CalibrationRun, process: str) -> bool:
-    return any(c.process == process and c.measure == "device" for c in run.comparisons)
 
 
 def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison]]:

@@ -207,6 +207,7 @@ class _Editor:
         tokens = yaml.scan(text, Loader=yaml.SafeLoader)
         aliases = [token for token in tokens if type(token) is yaml.AliasToken]
         self.text = text
+        self.aliases: list[tuple[int, int]]
         self.aliases = [(a.start_mark.index, a.end_mark.index) for a in aliases]
         self.anchored: dict[int, object] = {}
 

@@ -193,13 +193,11 @@ def _where(problem: Problem, origins: Origins) -> str:
 def show(value: object) -> str:
     """Return a value as one line of YAML, cut if it is very long, without what URLs may hide."""
     if isinstance(value, str) and "\n" in value:
-        return _cut(json.dumps(value, ensure_ascii=False))
-    text = yaml.safe_dump(
-        value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False
-    )
-    return _cut(" ".join(text.removesuffix("...\n").split()))
-
-
-def _cut(line: str) -> str:
+        line = json.dumps(value, ensure_ascii=False)
+    else:
+        text = yaml.safe_dump(
+            value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False
+        )
+        line = " ".join(text.removesuffix("...\n").split())
     line = mask_urls(line)
     return line if len(line) <= _LONGEST_VALUE else line[:_LONGEST_VALUE] + " ..."

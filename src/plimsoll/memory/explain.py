@@ -119,7 +119,7 @@ def _ask_partitioning(scene: Scene) -> Finding:
         return Finding(question, "no", f"none was asked for: {_divisions_text(scene.job)}")
     shares = [(name, share) for name, share in _shares(scene) if share.role in wanted]
     if not shares:
-        text = f"no rank has reported yet what it holds of the {_and(wanted)}"
+        text = f"no rank has reported yet what it holds of the {' and '.join(wanted)}"
         return Finding(question, "unknown", text)
     largest = {share.role: (name, share) for name, share in sorted(shares, key=_excess_of_share)}
     uneven = any(_excess_of_share(named) > _UNEVEN for named in largest.values())
@@ -169,10 +169,14 @@ def _divisions_text(job: PlannedJob) -> str:
 def _ask_models(scene: Scene) -> Finding:
     question = f"Did two models land on one {scene.store.place}?"
     planned, present = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
-    text = ", ".join(_model_text(scene.use, role) for role in present) or "none is there"
+    sizes = {r: sum(i.bytes for i in scene.use.items if i.role == r) for r in present}
+    planned_sizes = {
+        r: f" ({gigabytes_text(size)} planned)" if size else "" for r, size in sizes.items()
+    }
+    text = ", ".join(f"{role}{size}" for role, size in planned_sizes.items()) or "none is there"
     stray = [role for role in present if role not in planned]
     if stray:
-        text += f"; the plan has the {_and(stray)} elsewhere"
+        text += f"; the plan has the {' and '.join(stray)} elsewhere"
     return Finding(question, "yes" if len(present) > 1 else "no", text)
 
 
@@ -240,10 +244,6 @@ def _held_by_others(card: LiveCard, state: NodeState) -> int:
 
 def _size(process: CardProcess) -> str:
     return "?" if process.bytes is None else gigabytes_text(process.bytes)
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(names)
 
 
 _SHOWN = 6

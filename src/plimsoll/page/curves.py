@@ -76,16 +76,15 @@ def curve_panels(
     names = [name.removeprefix("reward/") for name in metric_names(rows, "reward/")]
     if len(names) < 2:
         return tuple(job_panels)
-    panels = {name: _part_panel(name, name not in unweighted) for name in names}
-    parts = [panel for name, panel in panels.items() if name not in unweighted]
-    metrics = [panel for name, panel in panels.items() if name in unweighted]
+    parts, metrics = [], []
+    for name in names:
+        series = {f"reward/{name}": "training", f"eval/{name}": "held out"}
+        if name in unweighted:
+            title = f"Metric: {name} (a reward of weight 0)"
+            metrics.append(Panel(title, "per response", series))
+        else:
+            parts.append(Panel(f"Reward: {name}", "per response", series))
     return (*job_panels[:1], *parts, *job_panels[1:], *metrics)
-
-
-def _part_panel(name: str, weighted: bool) -> Panel:
-    title = f"Reward: {name}" if weighted else f"Metric: {name} (a reward of weight 0)"
-    series = {f"reward/{name}": "training", f"eval/{name}": "held out"}
-    return Panel(title, "per response", series)
 
 
 def unweighted_parts(run: Watched) -> list[str]:
@@ -150,9 +149,8 @@ def curves(
             if table is not None
         ]
         if run_tables:
-            panels.append(
-                {**_describe_panel(panel, runs[run_tables[0]["run"]]), "tables": run_tables}
-            )
+            described = _describe_panel(panel, runs[run_tables[0]["run"]])
+            panels.append({**described, "tables": run_tables})
     return panels
 
 

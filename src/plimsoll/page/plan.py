@@ -76,6 +76,7 @@ def _answer(suggestion: Suggestion) -> dict[str, Any]:
 
 
 def _text(value: LeverValue) -> str:
+    """Return a value as YAML; "" for null."""
     return "" if value is None else show(value)
 
 
@@ -207,7 +208,7 @@ def _control(
     words = described.kind.removesuffix(" or null").split(" | ")
     has_choices = len(words) > 1 and not any(map(_TYPES.match, words))
     return Control(
-        *(key, group, label, "" if value is None else show(value)),
+        *(key, group, label, _text(value)),
         *(described.doc, described.kind),
         choices=tuple(words) if has_choices else (),
         proposals=_proposals(spec, key),
@@ -266,7 +267,10 @@ def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]
     for key in texts:
         if key not in known:
             raise ConfigError(f"{key} cannot be changed here. These can: {', '.join(known)}.")
-    words = [f"--{_setting_text(key, text)}" for key, text in texts.items()]
+    words = []
+    for key, text in texts.items():
+        whole = _UNSET_WHOLE.fullmatch(key) if not text.strip() else None
+        words.append(f"--{whole[1] if whole else key}={text.strip() or 'null'}")
     flags = {flag.path: flag for flag in parse_flags(words)}
     for name, role in spec.roles.items():
         made: dict[str, Any] = {
@@ -276,11 +280,6 @@ def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]
             beside = in_section(spec, name, made)
             flags |= {_path(key): Flag(_path(key), value) for key, value in beside.items()}
     return tuple(flags.values())
-
-
-def _setting_text(key: str, text: str) -> str:
-    whole = _UNSET_WHOLE.fullmatch(key)
-    return f"{whole[1] if whole and not text.strip() else key}={text.strip() or 'null'}"
 
 
 def merge_flags(given: Sequence[Flag], made: Sequence[Flag]) -> tuple[Flag, ...]:

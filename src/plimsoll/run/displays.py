@@ -291,10 +291,29 @@ def live_block(progress: RunProgress) -> Group:
     values = Table.grid(padding=(0, 1))
     values.add_column(style="dim", no_wrap=True)
     values.add_column()
-    for label, texts in _value_rows(progress).items():
-        values.add_row(label, Text("   ".join(texts)))
-    for label, text_block in _sampled_rows(progress.sampled).items():
-        values.add_row(label, text_block)
+    figures_shown = [
+        f"{name} {figure.value:.4g}{figure.interval_text}"
+        for name, figure in progress.metrics.items()
+    ]
+    rows = {
+        "metrics": figures_shown,
+        "speed": [
+            f"{report.tokens_per_second:,.0f} tokens/s",
+            f"{report.total_seconds:.1f} s/step",
+        ],
+        "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
+        "memory": _memory_texts(report),
+    }
+    for label, texts in rows.items():
+        if texts:
+            values.add_row(label, Text("   ".join(texts)))
+    if group := progress.sampled:
+        values.add_row("prompt", _Excerpt(group.prompt, 1))
+        first, last = group.responses[0], group.responses[-1]
+        # If all rewards are equal, there is only one response.
+        by_name = {"best": first, "worst": last} if group.spread else {"sampled": first}
+        for name, shown in by_name.items():
+            values.add_row(f"{name} {shown.reward:.4g}", _Excerpt(shown.response, 2))
     return Group(bar, values)
 
 
@@ -308,36 +327,6 @@ class _Excerpt:
         width = options.max_width
         lines = chop_cells(excerpt(self.text, self.lines * width), width)
         yield Text("\n".join(lines[: self.lines]))
-
-
-def _sampled_rows(group: ResponseGroup | None) -> dict[str, _Excerpt]:
-    """Return a group's prompt, best and worst response by label; empty without a group.
-
-    If all rewards are equal, there is only one response.
-    """
-    if group is None:
-        return {}
-    first, last = group.responses[0], group.responses[-1]
-    by_label = {"best": first, "worst": last} if group.spread else {"sampled": first}
-    answers = {f"{name} {r.reward:.4g}": _Excerpt(r.response, 2) for name, r in by_label.items()}
-    return {"prompt": _Excerpt(group.prompt, 1)} | answers
-
-
-def _value_rows(progress: RunProgress) -> dict[str, list[str]]:
-    report = progress.report
-    rows = {
-        "metrics": [
-            f"{name} {figure.value:.4g}{figure.interval_text}"
-            for name, figure in progress.metrics.items()
-        ],
-        "speed": [
-            f"{report.tokens_per_second:,.0f} tokens/s",
-            f"{report.total_seconds:.1f} s/step",
-        ],
-        "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
-        "memory": _memory_texts(report),
-    }
-    return {label: texts for label, texts in rows.items() if texts}
 
 
 def _memory_texts(report: StepReport) -> list[str]:
