@@ -51,12 +51,7 @@ from plimsoll.trainer.checkpoint import read_weights
 
 
 def merge_adapter(
-    adapter: Path,
-    out: Path,
-    base: str | None,
-    *,
-    dtype: DecidedDtype | None = None,
-    **reading: Any,
+    adapter: Path, out: Path, base: str | None, *, dtype: DecidedDtype | None = None, **reading: Any
 ) -> bool:
     """Write the merged model as a Hugging Face directory; return whether it is a value model.
 

@@ -36,12 +36,7 @@ from plimsoll.resolve.model_files import (
 from plimsoll.resolve.rules.machine import missing_needs
 from plimsoll.resolve.rules.stored import check_replayed
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.references import (
-    check_columns,
-    check_references,
-    check_rewards,
-    check_votes,
-)
+from plimsoll.reward.references import check_columns, check_references, check_rewards, check_votes
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.run.files import nearest_existing
 from plimsoll.run.numbers import plural

@@ -285,12 +285,7 @@ def _plan_with_changes(path: str, flags: Sequence[str], query: Query) -> dict[st
         changed = _changed_flags(spec, flags, query)
         plan = plan_job(load_any(path, _words(changed)))
     except PlimsollError as error:
-        return values | {
-            "before": _before(spec),
-            "refusal": str(error),
-            "plan": None,
-            "copies": [],
-        }
+        return values | {"before": _before(spec), "refusal": str(error), "plan": None, "copies": []}
     return values | {
         "before": _before(spec) if query else _summary(plan),
         "refusal": None,

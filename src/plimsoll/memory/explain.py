@@ -169,11 +169,7 @@ def _divisions_text(job: PlannedJob) -> str:
 def _ask_models(scene: Scene) -> Finding:
     question = f"Did two models land on one {scene.store.place}?"
     planned, present = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
-    sizes = {r: sum(i.bytes for i in scene.use.items if i.role == r) for r in present}
-    planned_sizes = {
-        r: f" ({gigabytes_text(size)} planned)" if size else "" for r, size in sizes.items()
-    }
-    text = ", ".join(f"{role}{size}" for role, size in planned_sizes.items()) or "none is there"
+    text = ", ".join(_model_text(scene.use, role) for role in present) or "none is there"
     stray = [role for role in present if role not in planned]
     if stray:
         text += f"; the plan has the {' and '.join(stray)} elsewhere"

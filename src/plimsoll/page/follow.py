@@ -61,8 +61,7 @@ def read_on(
         for _ in iter_rows(path):  # refuses what is nested so deeply that Arrow would crash
             pass
     options = pj.ParseOptions(
-        explicit_schema=schema,
-        unexpected_field_behavior="infer" if schema is None else "ignore",
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
     )
     try:
         table = pj.read_json(pa.BufferReader(data), pj.ReadOptions(block_size=_BLOCK), options)

@@ -56,8 +56,7 @@ RUNS = View(
     (_UPLOT,),
 )
 PLAN = View(
-    ("dom", "source", "palette", "memory", "controls", "answers", "plan"),
-    ("page.css", "plan.css"),
+    ("dom", "source", "palette", "memory", "controls", "answers", "plan"), ("page.css", "plan.css")
 )
 
 

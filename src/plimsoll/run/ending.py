@@ -17,11 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from plimsoll.config.json_text import parse_json
 from plimsoll.config.secrets import mask_secrets
 from plimsoll.errors import Interrupted, NodesMissing, PlimsollError, Recovery
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.files import explaining_full_disk, first_line, write_whole
+from plimsoll.run.files import explaining_full_disk, first_line, read_record, write_whole
 from plimsoll.run.output import RunLog, tell
 from plimsoll.run.phases import read_current_phase
 
@@ -87,10 +86,7 @@ class RunEnd:
 
 def read_end(path: Path) -> RunEnd | None:
     """Return the record in an `end.json`; None if there is no file, or another version wrote it."""
-    try:
-        return RunEnd(**parse_json(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_record(path, RunEnd)
 
 
 @contextmanager

@@ -14,8 +14,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.errors import CannotWrite, PlimsollError
+
+RecordT = TypeVar("RecordT")
 
 _MARK = ".partial-"
 _CANNOT_WRITE = {
@@ -206,6 +210,14 @@ def _number(error: BaseException) -> int | None:
 
 def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
+    """Return the record in a JSON file; None if there is no file, or another version wrote it."""
+    try:
+        return kind(**parse_json(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def directory_bytes(path: Path) -> int:

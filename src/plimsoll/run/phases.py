@@ -17,8 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from plimsoll.config.json_text import parse_json
-from plimsoll.run.files import write_whole
+from plimsoll.run.files import read_record, write_whole
 
 TimedPhase = Literal[
     "data",
@@ -100,10 +99,7 @@ def write_current_phase(path: Path, now: CurrentPhase) -> None:
 
 def read_current_phase(path: Path) -> CurrentPhase | None:
     """Return the phase in the file, or None if there is no file or another version wrote it."""
-    try:
-        return CurrentPhase(**parse_json(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_record(path, CurrentPhase)
 
 
 _HOUR = 3600.0
@@ -183,7 +179,4 @@ def _touch(path: str) -> None:
 
 def read_open_run(path: Path) -> OpenRun | None:
     """Return what the run told; None if it ended before its settings were read."""
-    try:
-        return OpenRun(**json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
+    return read_record(path, OpenRun)
