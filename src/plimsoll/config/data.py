@@ -206,14 +206,10 @@ class DataConfig(Settings):
     prompts of the same number."""
 
     @property
-    def only_text(self) -> bool:
-        """Whether all sources are documents of plain text, which no chat template renders."""
-        return all(source.text is not None for source in self.sources().values())
-
-    @property
     def rendered_by(self) -> str | None:
-        """The chat template as written; `none` if no row has a conversation."""
-        return "none" if self.only_text else self.chat_template
+        """The chat template as written; `none` if all rows are documents of plain text."""
+        only_text = all(source.text is not None for source in self.sources().values())
+        return "none" if only_text else self.chat_template
 
     def template_of(self, source: SourceConfig) -> str | None:
         """Return the chat template of a source's rows as it is written; `none` for documents."""

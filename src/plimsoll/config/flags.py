@@ -293,6 +293,5 @@ class _Editor:
         last = node.value[-1]
         before, value = last if isinstance(last, tuple) else (node, last)
         if value.start_mark.index < before.start_mark.index:
-            ends = [end for _, end in self.aliases if end <= node.end_mark.index]
-            return ends[-1]
+            return max(end for _, end in self.aliases if end <= node.end_mark.index)
         return self._end(value)

@@ -45,9 +45,11 @@ class Mirror:
 
     def __init__(self, url: str, note: Callable[[str], None]) -> None:
         from fsspec.core import url_to_fs
+        from fsspec.implementations.dirfs import DirFileSystem
 
         self._url = url.rstrip("/")
-        self._fs, self._root = url_to_fs(self._url)
+        fs, root = url_to_fs(self._url)
+        self._fs = DirFileSystem(root, fs)
         self._note = note
         self._wanted = Event()
         self._is_last = False
@@ -81,7 +83,9 @@ class Mirror:
             if latest is not None and step <= latest[0]:
                 return
             if self._fetch_checkpoint(steps[step], run.checkpoint_path(step)):
-                self._fetch_files(run.path)
+                for name in filter(self._fs.exists, _NEEDED):
+                    with whole_file(run.path / name) as partial:
+                        self._fs.get_file(name, str(partial))
                 return
 
     @contextmanager
@@ -162,27 +166,30 @@ class Mirror:
             self._remove(name)
             for file in files:
                 self._put(local / file.name, f"{name}/{file.name}")
-            self._fs.pipe_file(self._at(f"{name}/{MANIFEST}"), manifest)
+            self._fs.pipe_file(f"{name}/{MANIFEST}", manifest)
         except FileNotFoundError:
             if local.exists():
                 raise
 
     def _put(self, local: Path, name: str) -> None:
-        path = self._at(name)
-        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._fs.put_file(str(local), path)
+        self._fs.makedirs(name.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(local), name)
 
     def _remove(self, name: str) -> None:
         """Remove a directory, its manifest first, so that half of it does not count."""
         for path in (f"{name}/{MANIFEST}", name):
-            if self._fs.exists(self._at(path)):
-                self._fs.rm(self._at(path), recursive=True)
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
     def _fetch_checkpoint(self, name: str, path: Path) -> bool:
         """Fetch a checkpoint; return whether it is whole. A damaged one is reported."""
         try:
             with whole_directory(path) as partial:
-                self._get_directory(name, partial)
+                manifest = self._fs.cat_file(f"{name}/{MANIFEST}")
+                for file in parse_manifest(manifest):
+                    (partial / file.name).parent.mkdir(exist_ok=True)
+                    self._fs.get_file(f"{name}/{file.name}", str(partial / file.name))
+                (partial / MANIFEST).write_bytes(manifest)
             damage = find_damage(path)
         except (FileNotFoundError, ValueError) as error:
             damage = str(error)
@@ -193,30 +200,17 @@ class Mirror:
         self._note(f"{path} was fetched from {self._url}")
         return True
 
-    def _get_directory(self, name: str, local: Path) -> None:
-        manifest = self._fs.cat_file(self._at(f"{name}/{MANIFEST}"))
-        for file in parse_manifest(manifest):
-            (local / file.name).parent.mkdir(exist_ok=True)
-            self._fs.get_file(self._at(f"{name}/{file.name}"), str(local / file.name))
-        (local / MANIFEST).write_bytes(manifest)
-
-    def _fetch_files(self, directory: Path) -> None:
-        for name in _NEEDED:
-            if self._fs.exists(self._at(name)):
-                with whole_file(directory / name) as partial:
-                    self._fs.get_file(self._at(name), str(partial))
-
     def _whole_checkpoints(self) -> dict[int, str]:
         """Return the names of the checkpoints that have a manifest, by step."""
         names = (f"{_CHECKPOINTS}/{name}" for name in self._list(_CHECKPOINTS))
-        whole = (name for name in names if self._fs.exists(self._at(f"{name}/{MANIFEST}")))
+        whole = (name for name in names if self._fs.exists(f"{name}/{MANIFEST}"))
         return {int(name.rpartition("-")[2]): name for name in whole}
 
     def _list(self, folder: str) -> list[str]:
         """Return the names of a folder's checkpoints; none if it is not there."""
         self._fs.invalidate_cache()
         try:
-            paths = self._fs.ls(self._at(folder), detail=False)
+            paths = self._fs.ls(folder, detail=False)
         except FileNotFoundError:
             return []
         names = (path.rstrip("/").rpartition("/")[2] for path in paths)
@@ -224,10 +218,7 @@ class Mirror:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            content: bytes = self._fs.cat_file(self._at(name))
+            content: bytes = self._fs.cat_file(name)
         except FileNotFoundError:
             return None
         return content
-
-    def _at(self, name: str) -> str:
-        return f"{self._root}/{name}"
