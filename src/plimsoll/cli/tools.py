@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from json import dumps
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,13 +277,13 @@ def doctor(words: list[str]) -> None:
     parser.switch("--json", "print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.doctor import diagnose, findings_json, refuse_wrong, render_findings
+    from plimsoll.commands.doctor import diagnose, refuse_wrong, render_findings, report
     from plimsoll.commands.doctor_machine import observe
     from plimsoll.run.console import terminal_of
 
     findings = diagnose(observe(options.directory, options.address))
     if options.json:
-        show(findings_json(findings))
+        show(dumps(report(findings), indent=2))
     else:
         show(render_findings(findings, terminal_of(sys.stdout)))
     refuse_wrong(findings)

@@ -109,8 +109,11 @@ def check_bundle(path: Path, *, trusted: bool) -> tuple[list[str], list[str]]:
         files = {name: Path(folder) / name for name in _FILES}
         tree = read_tree_of(str(files["config.yaml"]), [])
         metrics = json.loads(files["metrics.json"].read_text())
+        values = value_at(tree.values, ("algorithm",)) or {}
+        if not trusted:
+            refuse_code(str(path), Tree({"algorithm": values}, {}))
         step = _Step(
-            algorithm=_algorithm(path, tree, trusted),
+            algorithm=validate(RlAlgorithm, Tree(values, {})),
             longest=_longest(tree),
             metrics={k: v for k, v in dict(metrics).items() if isinstance(v, int | float)},
             episodes=read_trajectories(files["trajectories.parquet"]),
@@ -165,13 +168,6 @@ def _longest(tree: Tree) -> int | None:
         return cast(int | None, value_at(tree.values, ("rollout", "sampling", "max_new_tokens")))
     limits = [value_at(environments, (name, "max_tokens")) for name in environments]
     return max(limits) if all(isinstance(limit, int) for limit in limits) else None
-
-
-def _algorithm(path: Path, tree: Tree, trusted: bool) -> RlAlgorithm:
-    values = value_at(tree.values, ("algorithm",)) or {}
-    if not trusted:
-        refuse_code(str(path), Tree({"algorithm": values}, {}))
-    return validate(RlAlgorithm, Tree(values, {}))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ packages and GPUs.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import textwrap
@@ -20,7 +19,7 @@ from plimsoll.commands.doctor_machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, find, finding
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.hardware import BFLOAT16_UNITS
-from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.nvidia import LiveCard
 from plimsoll.machine.versions import FOR_TRITON, LIGER, PACKAGES, how_to_install, package_finding
 from plimsoll.process.programs import REMEDY
 from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
@@ -75,18 +74,17 @@ def shared_memory(machine: Machine) -> Iterator[Problem]:
 
 def run_disk(machine: Machine) -> Iterator[Problem]:
     """Check the disk of the run directory."""
-    disk, severity = machine.runs, _severity(machine.runs)
+    disk = machine.runs
+    severity: Severity = "ok"
+    if not disk.writable or disk.free_bytes < _LEAST_DISK:
+        severity = "error"
+    elif disk.free_bytes < _TIGHT_DISK:
+        severity = "warning"
     why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
     fix = f"make room, or {_OTHER_DIRECTORY}"
     if not disk.writable:
         why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
     yield finding("run disk", severity, _describe_disk(disk), why, fix)
-
-
-def _severity(disk: Disk) -> Severity:
-    if not disk.writable or disk.free_bytes < _LEAST_DISK:
-        return "error"
-    return "warning" if disk.free_bytes < _TIGHT_DISK else "ok"
 
 
 def temporary_disk(machine: Machine) -> Iterator[Problem]:
@@ -204,7 +202,9 @@ def _gpu_memory(card: LiveCard) -> Problem:
     what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
         return finding(key, "ok", what)
-    held = ", ".join(map(_holder, card.processes)) or "processes that are hidden from here"
+    sizes = {p.pid: "" if p.bytes is None else f", {bytes_text(p.bytes)}" for p in card.processes}
+    holders = [f"{p.name} (pid {p.pid}{sizes[p.pid]})" for p in card.processes]
+    held = ", ".join(holders) or "processes that are hidden from here"
     severity: Severity = "error" if 2 * card.free_bytes < card.usable_bytes else "warning"
     why = (
         f"{bytes_text(card.used_bytes)} are held by {held}. Plans are made for a whole card, and "
@@ -213,11 +213,6 @@ def _gpu_memory(card: LiveCard) -> Problem:
     pids = " ".join(str(process.pid) for process in card.processes)
     end = f"end them (kill {pids})" if pids else "end them outside of this container"
     return finding(key, severity, what, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
-
-
-def _holder(process: CardProcess) -> str:
-    held = "" if process.bytes is None else f", {bytes_text(process.bytes)}"
-    return f"{process.name} (pid {process.pid}{held})"
 
 
 def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
@@ -324,11 +319,6 @@ def render_findings(findings: Sequence[Problem], terminal: Terminal | None) -> s
     for severity, state in _STATES.items():
         text.highlight_regex(rf"(?m)^{state}\b", _COLOURS[severity])
     return terminal.draw(text, soft_wrap=True)
-
-
-def findings_json(findings: Sequence[Problem]) -> str:
-    """Return the findings as the JSON text that --json prints."""
-    return json.dumps(report(findings), indent=2)
 
 
 def refuse_wrong(findings: Sequence[Problem]) -> None:

@@ -187,10 +187,8 @@ def require_fit(plan: Plan) -> None:
 
 def render_short_plan(plan: Plan, advice: Advice | None = None) -> str:
     """Return a short text of the plan, followed by the advice's answers if there is advice."""
-    parts = [short_text(plan)]
-    if advice is not None:
-        parts.append(answers_text(advice, plan))
-    return "\n\n".join(parts)
+    text = short_text(plan)
+    return text if advice is None else f"{text}\n\n{answers_text(advice, plan)}"
 
 
 def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
@@ -199,10 +197,8 @@ def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
     Bars are drawn with Unicode blocks if standard output is a UTF terminal.
     """
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
-    parts = [plan_text(plan, unicode=blocks)]
-    if advice is not None:
-        parts.append(advice_text(advice))
-    return "\n\n".join(parts)
+    text = plan_text(plan, unicode=blocks)
+    return text if advice is None else f"{text}\n\n{advice_text(advice)}"
 
 
 def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:

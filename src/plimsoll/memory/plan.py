@@ -145,15 +145,15 @@ def short_text(plan: Plan) -> str:
     it (without cards, the fullest host). Every other store gets a line; the verdict comes last.
     """
     unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
-    tabled = unsure or [max(plan.devices or plan.hosts, key=lambda store: _fullness(store, plan))]
+
+    def fullness(store: Store) -> float:
+        return likely_worst(store.peak, plan.band) / (store.capacity or 1)
+
+    tabled = unsure or [max(plan.devices or plan.hosts, key=fullness)]
     parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in tabled]
     lines = [_store_line(store, plan) for store in plan.stores if store not in tabled]
     more = "`plimsoll plan --all` shows every item, and draws them"
     return "\n\n".join([*parts, "\n".join([*lines, more, verdict_text(plan)])])
-
-
-def _fullness(store: Store, plan: Plan) -> float:
-    return likely_worst(store.peak, plan.band) / (store.capacity or 1)
 
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:

@@ -6,7 +6,7 @@ cards, about engines and kernels on them, and about this machine. docs/rules.md 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, find
@@ -257,17 +257,6 @@ def engines(job: PlannedJob) -> Iterator[Problem]:
         yield from rollout_price(site.sampler.rollout).plan(site)
 
 
-def engines_here(job: PlannedJob, free_bytes: Sequence[int]) -> Iterator[Problem]:
-    """Yield the problems that the sampling engine reports for the cards of this machine.
-
-    Args:
-        job: the run.
-        free_bytes: free bytes of each card of this machine, which is the run's first node.
-    """
-    if (site := job.engine_site) is not None:
-        yield from rollout_price(site.sampler.rollout).here(site, job.engine_cards, free_bytes)
-
-
 def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
     """Warn of ranks without a sequence.
 
@@ -341,7 +330,9 @@ def find_conflicts(job: PlannedJob, host: LocalHost | None) -> Iterator[Problem]
     """Yield the problems that the rules find; `host` is None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
     if host is not None:
-        yield from engines_here(job, host.free_bytes)
+        if (site := job.engine_site) is not None:  # this machine is the run's first node
+            price = rollout_price(site.sampler.rollout)
+            yield from price.here(site, job.engine_cards, host.free_bytes)
         yield from local_host_rules(job.spec, host)
         if job.spec.cluster.address is None:  # other machines of a cluster cannot be checked here
             yield from triton(job)

@@ -183,7 +183,10 @@ def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) ->
     names = run.metrics.names
     panels = JOBS[run.job].panels if run.job else ()
     learning = list(curve_panels(panels, compared, unweighted_parts(run)))
-    taken = _series(learning) | {name for name in names if _is_end(name, names)}
+    taken = _series(learning)
+    for name in names:
+        ends = {f"{name}_low", f"{name}_high"}
+        taken |= ends if ends <= names.keys() else set()
     held_out = [name for name in metric_names([names], "eval/") if name not in taken]
     learning += [_panel_of(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]
     healthy = {n: limits for n, limits in RANGES.items() if n in names and n not in taken}
@@ -201,11 +204,6 @@ def _panel_of(name: str, title: str, unit: str = "") -> Panel:
 
 def _series(panels: Sequence[Panel]) -> set[str]:
     return {name for panel in panels for name in panel.series}
-
-
-def _is_end(name: str, names: Mapping[str, None]) -> bool:
-    whole = name.removesuffix("_low").removesuffix("_high")
-    return name != whole and {whole, f"{whole}_low", f"{whole}_high"} <= names.keys()
 
 
 def _describe_panel(panel: Panel, run: Watched) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
     `at` is the present time in seconds since 1970; default: the clock.
     """
     at = time.time() if at is None else at
-    settings, last = run.settings, run.metrics.last
+    settings, last, written = run.settings, run.metrics.last, run.run.metrics_path
     done = int(last.get("step", 0))
     steps = (run.now and run.now.steps) or value_at(settings, ("run", "steps")) or 0
     state, seconds = _state(run), _seconds_per_step(run)
@@ -95,7 +95,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
         "secondsPerStep": seconds,
         "secondsLeft": seconds and max(steps - done, 0) * seconds if state == "running" else None,
         "seconds": sum(_total_seconds(run).values()),
-        "writtenAgo": _written_ago(run, at),
+        "writtenAgo": max(at - written.stat().st_mtime, 0.0) if written.is_file() else None,
         "unread": run.unread,
         "version": run.version,
         "problem": run.problem,
@@ -145,11 +145,6 @@ def _state(run: Watched) -> str:
     if value_at(run.settings, ("run", "save_model")) is False:
         done |= run.metrics.last.get("step") == value_at(run.settings, ("run", "steps"))
     return "done" if done else "stopped"
-
-
-def _written_ago(run: Watched, at: float) -> float | None:
-    path = run.run.metrics_path
-    return max(at - path.stat().st_mtime, 0.0) if path.is_file() else None
 
 
 def _seconds_per_step(run: Watched) -> float | None:

@@ -75,7 +75,7 @@ def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
         style=style,
         libraries=libraries,
         script=modules,
-        data=None if data is None else _to_script_json(data),
+        data=None if data is None else strict_json(data).replace("<", "\\u003c"),
     )
     return text
 
@@ -107,11 +107,6 @@ def policy(style: str, scripts: list[str], *, live: bool) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-def _to_script_json(data: Mapping[str, Any]) -> str:
-    text = strict_json(data)
-    return text.replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

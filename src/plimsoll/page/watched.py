@@ -67,7 +67,11 @@ class MetricsTable:
         new_rows, data, place = more
         rows = pa.concat_tables([before.rows, _numbers(new_rows)], promote_options="default")
         lines = data.splitlines()
-        evaluated = [_evaluation(_figures(line)) for line in lines if b'"eval/' in line]
+        evaluated = [
+            {n: x for n, x in _figures(line).items() if n == "step" or n.startswith("eval/")}
+            for line in lines
+            if b'"eval/' in line
+        ]
         all_evaluated = (*before.evaluated, *evaluated)
         return MetricsTable(place, rows.combine_chunks(), _figures(lines[-1]), all_evaluated)
 
@@ -76,10 +80,6 @@ def _figures(line: bytes) -> JsonRow:
     """Return the numbers and nulls of a row; nobody else's values are shown."""
     values = parse_json(line).items()
     return {name: v for name, v in values if v is None or isinstance(v, int | float)}
-
-
-def _evaluation(row: JsonRow) -> JsonRow:
-    return {name: row[name] for name in row if name == "step" or name.startswith("eval/")}
 
 
 def _numbers(table: pa.Table) -> pa.Table:

@@ -216,21 +216,20 @@ def plain_line(progress: RunProgress) -> str:
     report = progress.report
     width = len(str(progress.steps))
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
+    figures_shown = [  # padded to the width of their kind
+        f"{name} {figure.value:>9.4g}"
+        + (f"{figure.interval_text:<21}" if figure.interval_text else "")
+        for name, figure in headline(report.metrics).items()
+    ]
     parts = [
         f"{progress.job} step {report.step:>{width}}/{progress.steps}",
-        *(f"{name} {_pad(figure)}" for name, figure in headline(report.metrics).items()),
+        *figures_shown,
         *([f"{report.tokens_per_second:>8,.0f} tokens/s"] if report.step else []),
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
         *([f"left {progress.left}"] if progress.left else []),
     ]
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
-
-
-def _pad(figure: Figure) -> str:
-    """Return a figure padded to the width of its kind."""
-    interval = figure.interval_text
-    return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")
 
 
 class LiveBlock:

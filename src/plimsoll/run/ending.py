@@ -110,7 +110,8 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
         if advice := how_to_go_on(run):
             error.add_note(f"  {advice}")
         log.add("".join(traceback.format_exception(error)))
-        if _needs_traceback(error) and run.log_path.is_file():
+        is_setting = isinstance(error, PlimsollError) and error.exit_code != PlimsollError.exit_code
+        if not is_setting and run.log_path.is_file():
             error.add_note(f"  Log, with the traceback: {run.log_path}")
         if isinstance(error, PlimsollError):
             flags = error.flags if isinstance(error, NodesMissing) else ()
@@ -131,11 +132,6 @@ def how_to_go_on(run: RunDirectory) -> str:
     if run.holds_run():
         return f"No checkpoint was saved (run.save_every). To begin again: {RESUME}"
     return ""
-
-
-def _needs_traceback(error: BaseException) -> bool:
-    """Return whether a traceback may help the user; False if a setting is wrong."""
-    return not isinstance(error, PlimsollError) or error.exit_code == PlimsollError.exit_code
 
 
 def notes_of(error: BaseException) -> list[str]:

@@ -55,6 +55,7 @@ class Progress:
 
     Attributes:
         steps: The total number of the run's steps; 0 until it is known.
+        live: The block on a terminal; None if the stream is none.
         sampled: The responses to one prompt that `update` shows.
     """
 
@@ -82,7 +83,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         console = terminal_of(self._stream)
-        self._live = None if console is None else LiveBlock(console, self._describe_phase)
+        self.live = None if console is None else LiveBlock(console, self._describe_phase)
         shown = [write_lines_to(self._stream)] if console is None else []
         self._takers_of_lines = [*shown] if self._log is None else [self._log, *shown]
         steps = f"{plural(self.steps, 'step')}, " if self.steps else ""
@@ -91,8 +92,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._phase = None
-        if self._live is not None:
-            self._live.close()
+        if self.live is not None:
+            self.live.close()
 
     def _describe_phase(self) -> str:
         """Return the current phase, its finished calls and its time; "" between phases."""
@@ -111,18 +112,13 @@ class Progress:
             left = (self.steps - report.step) * self._seconds / self._steps_seen
         progress = RunProgress(self._job, self.steps, report, self._last, left, self.sampled)
         self._say(plain_line(progress))
-        if self._live is not None:
-            self._live.show(progress)
+        if self.live is not None:
+            self.live.show(progress)
 
     def _say(self, line: str) -> None:
         """Pass a line to the log, and to the stream unless it is a terminal."""
         for take in self._takers_of_lines:
             take(line)
-
-    @property
-    def shows_responses(self) -> bool:
-        """Whether there is a place for sampled responses."""
-        return self._live is not None
 
     def enter(self, phase: TimedPhase) -> None:
         """Show that a phase begins; before the first step, also where lines are printed."""
@@ -144,8 +140,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Print a line, which stays on the screen."""
         self._say(text)
-        if self._live is not None:
-            self._live.note(text)
+        if self.live is not None:
+            self.live.note(text)
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
@@ -155,8 +151,8 @@ class Progress:
         """
         counts = [count_lines(what, total, take) for take in self._takers_of_lines]
         with ExitStack() as stack:
-            if self._live is not None:
-                counts.append(stack.enter_context(self._live.counting(what, total)))
+            if self.live is not None:
+                counts.append(stack.enter_context(self.live.counting(what, total)))
 
             def advance(more: int) -> None:
                 for count in counts:
@@ -185,7 +181,7 @@ class MetricsSink:
         sampled = self.directory.trajectories_path(report.step)
         if sampled.is_file():
             self.loggers.responses(report.step, sampled, self.progress.note)
-            if self.progress.shows_responses:
+            if self.progress.live is not None:  # there is a place for them
                 self.progress.sampled = widest_group(read_groups(sampled))
         self.progress.update(report)
         if self.health is not None:
