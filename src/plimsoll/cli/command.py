@@ -125,7 +125,12 @@ def _describe_error(
         case PlimsollError():
             return "\n".join([f"error: {error}", *notes_of(error)]), error.exit_code
         case UnicodeEncodeError():
-            return f"error: {_without_utf8(error)}", ConfigError.exit_code
+            text = (
+                f"error: {error.object!r} cannot be written in {error.encoding}. Plimsoll's names "
+                "and texts are UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as "
+                "LC_ALL=C.UTF-8; and rename what has a name of other bytes."
+            )
+            return text, ConfigError.exit_code
     return "interrupted", _INTERRUPTED
 
 
@@ -239,15 +244,6 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
 }
 _HEAVY = {"eval", "explain-gap", "merge", "export", "serve-reward"}
 """Tools that load models in their process. The others need no restart with jemalloc."""
-
-
-def _without_utf8(error: UnicodeEncodeError) -> str:
-    """Return the message about a name or text that cannot be encoded."""
-    return (
-        f"{error.object!r} cannot be written in {error.encoding}. Plimsoll's names and texts are "
-        "UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as LC_ALL=C.UTF-8; and rename "
-        "what has a name of other bytes."
-    )
 
 
 def _show_unexpected(

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from plimsoll.resolve.run_spec import RunSpec
 
 
-def _open_plan(options: Namespace, flags: list[str]) -> None:
+def _open_plan(parser: Parser, options: Namespace, flags: list[str]) -> None:
     """Serve the plan as a page. Raises ConfigError for options that the page does not use."""
-    parser = _plan_parser()
     if not options.open:
         parser.error("--host and --port are of the page that --open serves")
     used = {"config", "cluster", "nodes", "host_memory", "replay", "open", "host", "port"}
@@ -68,7 +67,8 @@ def plan(words: list[str]) -> None:
     Say whether it fits, too. Needs no GPU, no weights and no data. Ends with code 3 where it does
     not fit.
     """
-    options, flags = _plan_parser().parse_with_flags(words)
+    parser = _plan_parser()
+    options, flags = parser.parse_with_flags(words)
 
     from plimsoll.commands.planning import (
         advise_job,
@@ -90,7 +90,7 @@ def plan(words: list[str]) -> None:
     }
     flags += flags_of(stand_for, flags)
     if options.open or options.host or options.port is not None:
-        _open_plan(options, flags)
+        _open_plan(parser, options, flags)
         return
     spec = load_any(options.config, flags)
     if options.apply is not None:
@@ -113,13 +113,15 @@ def _check_together(options: Namespace) -> None:
     """Raise ConfigError for options that contradict each other, and for an existing output file."""
     if options.apply is not None and options.html:
         raise ConfigError("--apply prints a config and no plan. Plan that config with --html.")
-    if options.out is None and options.force:
-        raise ConfigError("--force is for the file of -o, and none is given.")
-    if options.out is not None and options.apply is None:
+    if options.out is None:
+        if options.force:
+            raise ConfigError("--force is for the file of -o, and none is given.")
+        return
+    if options.apply is None:
         raise ConfigError("-o is for the config that --apply N makes, and no answer is named.")
-    if options.out is not None and Path(options.out).is_dir():
+    if Path(options.out).is_dir():
         raise ConfigError(f"-o {options.out} is a directory. Name a file.")
-    if options.out is not None and Path(options.out).exists() and not options.force:
+    if Path(options.out).exists() and not options.force:
         raise ConfigError(
             f"-o {options.out} is there already. Choose another name, or write over it by --force."
         )

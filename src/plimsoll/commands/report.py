@@ -13,7 +13,7 @@ change is a request, and the server plans again from the current config file. No
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
@@ -66,56 +66,38 @@ def report_run(path: Path) -> str:
 
     Raises ConfigError if there is no run or no ledger, PlimsollError if a ledger line is wrong.
     """
-    run = existing_run(path)
-    failure = _failure(run)
+    run, failure = existing_run(path), list[str]()
+    end = read_end(run.end_path)
+    if end is not None and end.how == "failed":
+        failure = [f"The run {end}", f"Its log, with the traceback: {run.log_path}"]
     try:
         rows = read_ledger(run.ledger_path)
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *failure])) from error
     counted_rows = drop_lone_nodes(rows)
     comparisons = compare(counted_rows)
-    fullest = fullest_of_kinds(comparisons)
-    remarks = [*_several(comparisons), nearest_text(*nearest_to_line(rows))]
+    processes = {c.process for c in comparisons}
+    remarks = [nearest_text(*nearest_to_line(rows))]
+    if len(set(map(process_kind, processes))) < len(processes):
+        several = "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all."
+        remarks.insert(0, several)
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
     watched = [read_whole_run(run_read) for run_read in watch_runs([path])]
     write_whole(run.report_path, render_page(str(path), freeze_replies(watched, remarks), RUNS))
     last_line = f"Written to {run.report_path}."
-    return "\n".join([*failure, table_text(fullest), "", *remarks, last_line])
-
-
-def _failure(run: RunDirectory) -> list[str]:
-    """Return lines about the failure of a run; empty if the run did not fail."""
-    end = read_end(run.end_path)
-    if end is None or end.how != "failed":
-        return []
-    return [f"The run {end}", f"Its log, with the traceback: {run.log_path}"]
+    table = table_text(fullest_of_kinds(comparisons))
+    return "\n".join([*failure, table, "", *remarks, last_line])
 
 
 def table_text(comparisons: Iterable[Comparison]) -> str:
     """Return a table of 80 columns with a line for each comparison."""
-    return "\n".join(
-        _FORMAT.format(*cells).rstrip() for cells in (_COLUMNS, *map(_cells, comparisons))
-    )
-
-
-def _cells(c: Comparison) -> tuple[str, ...]:
-    """Return the cells of a comparison's table row; "" if the predicted value is unknown."""
-    return (
-        c.process,
-        c.phase,
-        c.measure,
-        "" if c.predicted is None else gigabytes_text(c.predicted),
-        gigabytes_text(c.measured),
-        "" if c.over is None else f"{c.over:+.0%}",
-        f"{c.seconds:.1f}",
-    )
-
-
-def _several(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """Yield a remark if there are several processes of a kind: the table has only the fullest."""
-    processes = {c.process for c in comparisons}
-    if len({process_kind(process) for process in processes}) < len(processes):
-        yield "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all."
+    lines = [_FORMAT.format(*_COLUMNS)]
+    for c in comparisons:
+        predicted = "" if c.predicted is None else gigabytes_text(c.predicted)
+        over = "" if c.over is None else f"{c.over:+.0%}"
+        sizes = (predicted, gigabytes_text(c.measured), over)
+        lines.append(_FORMAT.format(c.process, c.phase, c.measure, *sizes, f"{c.seconds:.1f}"))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def nearest_text(who: LedgerRow, fullest: LedgerRow) -> str:
