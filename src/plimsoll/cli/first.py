@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os.path import expanduser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError, Interrupted, StageFailed
@@ -18,8 +18,6 @@ from plimsoll.run.output import silence
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from plimsoll.resolve.job import Job
 
 
 _QUESTIONS = {
@@ -37,7 +35,14 @@ def init(words: list[str]) -> None:
     reward by the rows. What is not given is asked.
     """
     options, flags = _init_parser().parse_with_flags(words)
-    job = _job(options.job)
+
+    from plimsoll.config.files import nearest
+    from plimsoll.jobs import JOBS
+
+    if options.job not in JOBS:
+        near = nearest(options.job, JOBS)
+        raise ConfigError(f"There is no job {options.job!r}.{near} Jobs: {', '.join(JOBS)}.")
+    job = JOBS[options.job]
     out = options.out or Path(f"{job.name}.yaml")
     if out.exists():
         raise ConfigError(f"{out} is there already. Give another file: -o FILE.")
@@ -108,15 +113,6 @@ def _init_parser() -> Parser:
     parser.machines()
     parser.path("-o", "--out", metavar="FILE", help="the config; default: JOB.yaml")
     return parser
-
-
-def _job(name: str) -> Job[Any]:
-    from plimsoll.config.files import nearest
-    from plimsoll.jobs import JOBS
-
-    if name in JOBS:
-        return JOBS[name]
-    raise ConfigError(f"There is no job {name!r}.{nearest(name, JOBS)} Jobs: {', '.join(JOBS)}.")
 
 
 def _ask(options: Namespace, job: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,6 +20,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import LiveCard
 from plimsoll.machine.versions import FOR_TRITON, LIGER, PACKAGES, how_to_install, package_finding
+from plimsoll.memory.plan import wrap_lines
 from plimsoll.process.programs import REMEDY
 from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
 from plimsoll.run.console import Terminal
@@ -301,7 +301,6 @@ MACHINE_RULES = (
 """All rules, in the order in which `plimsoll doctor` shows their findings."""
 
 
-_WIDTH = 80
 _STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
 _COLOURS: Mapping[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -334,7 +333,14 @@ def table(findings: Sequence[Problem]) -> list[str]:
     Lines have at most 80 columns, unless a word is longer.
     """
     names = max(len(finding.key) for finding in findings)
-    lines = [line for finding in findings for line in _lines(finding, names)]
+    indent, lines = " " * (names + 8), list[str]()
+    for row in findings:
+        first = f"{_STATES[row.severity]:<6}{row.key:<{names}}  {row.what}"
+        lines += wrap_lines(first, indent).splitlines()
+        if row.why:
+            lines += wrap_lines(f"{indent}{row.why}", indent).splitlines()
+        if row.fix:
+            lines += wrap_lines(f"{indent}-> {row.fix}", f"{indent}   ").splitlines()
     count = _counts(findings)
     return [*lines, "", f"{count['wrong']} wrong, {count['warn']} to look at, {count['ok']} ok"]
 
@@ -352,25 +358,3 @@ def report(findings: Sequence[Problem]) -> dict[str, object]:
 def _counts(findings: Sequence[Problem]) -> dict[str, int]:
     by_severity = Counter(finding.severity for finding in findings)
     return {_STATES[severity]: by_severity[severity] for severity in ("error", "warning", "ok")}
-
-
-def _lines(finding: Problem, names: int) -> list[str]:
-    indent = " " * (names + 8)
-    first = f"{_STATES[finding.severity]:<6}{finding.key:<{names}}  "
-    lines = _wrap(finding.what, first, indent)
-    if finding.why:
-        lines += _wrap(finding.why, indent, indent)
-    if finding.fix:
-        lines += _wrap(f"-> {finding.fix}", indent, f"{indent}   ")
-    return lines
-
-
-def _wrap(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -147,9 +147,14 @@ def _stores(
     where: Literal["device", "host"],
 ) -> Iterator[Store]:
     """Yield a store for each group of cards (or hosts) with the same hardware and contents."""
+    by_slot: dict[Slot, list[Process]] = {}
+    for process in job.layout.processes:
+        slot = process.slot if where == "device" else Slot(process.slot.node)
+        if where == "host" or slot.card is not None:
+            by_slot.setdefault(slot, []).append(process)
     slots_of: dict[object, list[Slot]] = {}
     keys_of: dict[object, list[ContentsKey]] = {}
-    for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
+    for slot, processes in sorted(by_slot.items()):
         keys = [contents_key(job, process) for process in processes]
         # The first rank also collects and sends weights. On cards it stands for the other ranks.
         compared = keys if where == "host" else [replace(key, first=False) for key in keys]
@@ -161,15 +166,6 @@ def _stores(
         held = tuple(a for key in keys_of[equal] for a in contents[key] if a.item.where == where)
         gap = job.constants.allocator_gap if where == "device" else 0.0
         yield Store(where, tuple(slots), name, capacity, held, gap)
-
-
-def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Process]]:
-    by_slot: dict[Slot, list[Process]] = {}
-    for process in processes:
-        slot = process.slot if where == "device" else Slot(process.slot.node)
-        if where == "host" or slot.card is not None:
-            by_slot.setdefault(slot, []).append(process)
-    return by_slot
 
 
 def _hardware(job: PlannedJob, slot: Slot) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ not there, so a reader never takes half of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -71,7 +71,9 @@ class Mirror:
             ) from error
 
     def _fetch_newer(self, run: RunDirectory, config: RunConfig) -> None:
-        steps = self._whole_checkpoints()
+        names = (f"{_CHECKPOINTS}/{name}" for name in self._list_checkpoints())
+        whole = (name for name in names if self._fs.exists(f"{name}/{MANIFEST}"))
+        steps = {int(name.rpartition("-")[2]): name for name in whole}
         if config.resume == "never" and steps:
             raise ConfigError(
                 f"run.mirror {self._url} already holds a run (its last checkpoint is of step "
@@ -148,7 +150,7 @@ class Mirror:
         if with_model and run.model_path.is_dir():
             self._put_directory(run.model_path, _MODEL)
         kept_names = {path.name for path in kept.values()}
-        for name in self._list(_CHECKPOINTS) if kept_names else ():
+        for name in self._list_checkpoints() if kept_names else ():
             if name not in kept_names:
                 self._remove(f"{_CHECKPOINTS}/{name}")
 
@@ -161,12 +163,14 @@ class Mirror:
                 if path.is_file()
             ]
             manifest = manifest_text(files).encode()
-            if self._read(f"{name}/{MANIFEST}") == manifest:
-                return
+            there = f"{name}/{MANIFEST}"
+            with suppress(FileNotFoundError):
+                if self._fs.cat_file(there) == manifest:
+                    return
             self._remove(name)
             for file in files:
                 self._put(local / file.name, f"{name}/{file.name}")
-            self._fs.pipe_file(f"{name}/{MANIFEST}", manifest)
+            self._fs.pipe_file(there, manifest)
         except FileNotFoundError:
             if local.exists():
                 raise
@@ -200,25 +204,12 @@ class Mirror:
         self._note(f"{path} was fetched from {self._url}")
         return True
 
-    def _whole_checkpoints(self) -> dict[int, str]:
-        """Return the names of the checkpoints that have a manifest, by step."""
-        names = (f"{_CHECKPOINTS}/{name}" for name in self._list(_CHECKPOINTS))
-        whole = (name for name in names if self._fs.exists(f"{name}/{MANIFEST}"))
-        return {int(name.rpartition("-")[2]): name for name in whole}
-
-    def _list(self, folder: str) -> list[str]:
-        """Return the names of a folder's checkpoints; none if it is not there."""
+    def _list_checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints, whole or not."""
         self._fs.invalidate_cache()
         try:
-            paths = self._fs.ls(folder, detail=False)
+            paths = self._fs.ls(_CHECKPOINTS, detail=False)
         except FileNotFoundError:
             return []
         names = (path.rstrip("/").rpartition("/")[2] for path in paths)
         return [name for name in names if is_checkpoint_name(name)]
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            content: bytes = self._fs.cat_file(name)
-        except FileNotFoundError:
-            return None
-        return content

@@ -149,18 +149,16 @@ class OpenRun:
 
 
 def tell_of_run(run: RunConfig, cluster: ClusterConfig, *, is_open: bool) -> None:
-    """Tell the supervisor of a run, before its directory is open and again when it is."""
-    given = cluster.hang_timeout
-    hang_seconds = _HANG_SECONDS if given is None else given
-    directory = str(Path(run.directory).absolute())
-    tell_supervisor(OpenRun(directory, run.restarts, run.notify, hang_seconds, is_open))
+    """Tell the supervisor, if there is one, of a run before its directory is open, and when it is.
 
-
-def tell_supervisor(run: OpenRun) -> None:
-    """Write the file, if this process is supervised, and touch it from then on."""
-    path = os.environ.get(VARIABLE)
+    The file is touched from then on.
+    """
+    path, given = os.environ.get(VARIABLE), cluster.hang_timeout
     if path is not None:
-        write_whole(Path(path), json.dumps(asdict(run)))
+        hang_seconds = _HANG_SECONDS if given is None else given
+        directory = str(Path(run.directory).absolute())
+        told = OpenRun(directory, run.restarts, run.notify, hang_seconds, is_open)
+        write_whole(Path(path), json.dumps(asdict(told)))
         _keep_touching(path)
 
 
