@@ -1,4 +1,7 @@
-"""Who samples, how, and how new weights are proved to have arrived."""
+"""Who samples, how, and how new weights are proved to have arrived.
+
+Environments that answer what is sampled, and how far an episode may go, stand here, too.
+"""
 
 from __future__ import annotations
 

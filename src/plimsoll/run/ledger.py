@@ -3,6 +3,9 @@
 There is a row for each step, phase and process, and for each step, phase and node. Phases before
 the first step (data, load, the first sync) are in the rows of the first step, or of step 0 if
 there is an evaluation before training. Saving a checkpoint is in the rows of its step.
+
+Host memory is watched, too: nodes that are nearly full, and processes whose memory grows with every
+step. A leak is reported with its process and phase.
 """
 
 from __future__ import annotations

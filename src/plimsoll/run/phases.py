@@ -1,6 +1,9 @@
-"""The phases of an optimizer step: the seconds of each, and the file with the current phase.
+"""The phases of an optimizer step, and what a run tells the programs that watch it.
 
-Each phase rewrites the file. Programs that watch a run read it.
+The seconds of each phase are added up. Each phase rewrites a file with the current phase.
+
+A run tells the process that supervises it that it lives: it touches a file again and again, whose
+path is in the environment.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.run import RunConfig
 from plimsoll.run.files import read_record, write_whole
 
 TimedPhase = Literal[
@@ -114,10 +119,6 @@ def count_of(times: Sequence[float], most: int, what: str) -> str:
     """Return text such as `2 of 3 times in an hour for engines: run.restarts`."""
     return f"{recent(times)} of {most} times in an hour for {what}: run.restarts"
 
-
-if TYPE_CHECKING:
-    from plimsoll.config.cluster import ClusterConfig
-    from plimsoll.config.run import RunConfig
 
 VARIABLE = "PLIMSOLL_SUPERVISOR"
 """The environment variable with the path of the file; a process without it is not supervised."""
