@@ -200,7 +200,7 @@ def find_model(
 
 def _adapter_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     """Yield problems of an adapter to measure, and of its base."""
-    base, scores = _base_of(Path(path)), _measures_scores(spec)
+    base, scores = _of_adapter(Path(path), "base_model_name_or_path"), _measures_scores(spec)
     if base is None:
         why = "The adapter does not name its base."
         yield invalid(key, show(path), why, "what `plimsoll merge --base BASE` makes of it")
@@ -294,17 +294,13 @@ def refuse_no_adapter(directory: Path, base: str | None) -> None:
             f"{str(directory)!r} is no adapter: it has no {ADAPTER_FILE}. Give a directory "
             "that PEFT or a run with an adapter has written, such as runs/NAME/model."
         )
-    named = base or _base_of(directory)
+    named = base or _of_adapter(directory, "base_model_name_or_path")
     if named is not None:
         refuse(check_model("--base", named, tokenizer=not has_tokenizer(str(directory))))
 
 
-def _base_of(adapter: Path) -> str | None:
-    """Return the name of the base in an adapter's config, or None if it cannot be read."""
-    return _of_adapter(adapter, "base_model_name_or_path")
-
-
 def _of_adapter(adapter: Path, key: str) -> str | None:
+    """Return a text of an adapter's config, or None if it cannot be read."""
     try:
         config = parse_json((adapter / ADAPTER_FILE).read_bytes())
     except (OSError, ValueError):

@@ -110,7 +110,11 @@ def make_config(job: Job[Any], request: InitRequest) -> tuple[str, list[str]]:
     if any(flag.path == ("run", "epochs") for flag in parsed):
         del first["run.steps"]
     else:
-        first |= _lengths_of_run(choose_steps(len(rows), sizes), request)
+        # Four checkpoints, and as many evaluations, within the run's length.
+        steps = choose_steps(len(rows), sizes)
+        every = max(1, min(50, -(-steps // 4)))
+        first |= {"run.steps": steps, "run.save_every": every}
+        first |= {} if request.held_out is None else {"run.eval_every": every}
     values = apply_flags(Tree({}, {}), [*_flags(first), *parsed]).values
     remarks = [f"{key} is the column {column!r}" for key, column in columns.items()]
     remarks += _remarks(request, rows, columns, values, tokens)
@@ -168,13 +172,6 @@ def _reward(
     if "rewards" not in job.config.model_fields or "reference" not in columns:
         return None
     return choose_reward([row.get(columns["reference"]) for row in rows])
-
-
-def _lengths_of_run(steps: int, request: InitRequest) -> Dotted:
-    """Return the keys that count steps: the run's length, and four checkpoints within it."""
-    every = max(1, min(50, -(-steps // 4)))
-    evaluation = {} if request.held_out is None else {"run.eval_every": every}
-    return {"run.steps": steps, "run.save_every": every, **evaluation}
 
 
 def _remarks(

@@ -14,7 +14,7 @@ from plimsoll.config.cluster import RankKind
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident, NodeState, Sighting
-from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.nvidia import LiveCard
 from plimsoll.memory.advise import Suggestion, change_lines, smallest_change
 from plimsoll.memory.contents.contents import PlannedJob, roles_in
 from plimsoll.memory.contents.layout import Process, Slot
@@ -214,7 +214,8 @@ def _ask_other_processes(scene: Scene) -> Finding:
         # If the driver hides processes, those of the run would count as others.
         if card is not None and (card.processes or state is scene.seen.before):
             others = [p for p in card.processes if p.pid not in state.pids]
-            named = [f"{p.name} (pid {p.pid}) {_size(p)}" for p in others]
+            sizes = ["?" if p.bytes is None else gigabytes_text(p.bytes) for p in others]
+            named = [f"{p.name} (pid {p.pid}) {s}" for p, s in zip(others, sizes, strict=True)]
             held = _held_by_others(card, state)
             return _others_finding(question, held, card.usable_bytes, named)
     return Finding(question, "unknown", f"the {scene.store.place} was not seen")
@@ -236,10 +237,6 @@ def _card(seen: Sighting, state: NodeState) -> LiveCard | None:
 def _held_by_others(card: LiveCard, state: NodeState) -> int:
     of_run = sum(process.bytes or 0 for process in card.processes if process.pid in state.pids)
     return max(0, card.used_bytes - of_run)
-
-
-def _size(process: CardProcess) -> str:
-    return "?" if process.bytes is None else gigabytes_text(process.bytes)
 
 
 _SHOWN = 6

@@ -99,8 +99,7 @@ def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
             if obstacle := _against_target(shape, target):
                 what = f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
                 what += "an adapter"
-                fix = _instead(shape)
-                yield Problem("adapter-targets", "error", what, obstacle, fix)
+                yield Problem("adapter-targets", "error", what, obstacle, _instead(shape))
 
 
 def _instead(shape: ModelShape) -> str:

@@ -176,7 +176,10 @@ def _full_disk(path: Path, error: Exception) -> str | None:
         if _number(earlier) in _FULL:
             return f"the disk is full ({first_line(error)})"
         earlier = earlier.__cause__ or earlier.__context__
-    if _number(error) in _CANNOT_WRITE or not _has_no_room(path):
+    if _number(error) in _CANNOT_WRITE:
+        return None
+    usage = shutil.disk_usage(nearest_existing(path))
+    if usage.total == 0 or usage.free >= _LEAST_FREE:  # /proc and its like have a total of 0
         return None
     return f"the disk is full ({type(error).__name__}: {first_line(error)})"
 
@@ -184,12 +187,6 @@ def _full_disk(path: Path, error: Exception) -> str | None:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]
-
-
-def _has_no_room(path: Path) -> bool:
-    """Return whether the disk that a path is on, or would be on, has hardly a free byte."""
-    usage = shutil.disk_usage(nearest_existing(path))
-    return usage.total > 0 and usage.free < _LEAST_FREE  # /proc and its like have a total of 0
 
 
 def nearest_existing(path: Path) -> Path:
