@@ -21,7 +21,7 @@ from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
-from plimsoll.memory.levers.catalogue import levers_by_rank
+from plimsoll.memory.levers.levers import levers_by_rank
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground, Plan
 

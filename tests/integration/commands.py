@@ -25,7 +25,7 @@ from plimsoll.commands.demo import make_tokenizer
 from plimsoll.jobs.which import load_any
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.json_lines import read_rows
-from plimsoll.run.supervised import VARIABLE
+from plimsoll.run.phases import VARIABLE
 
 MARK = "PLIMSOLL_TEST_RUN"
 """The environment variable by which all processes of a run are found, whoever their parent is."""

@@ -15,7 +15,7 @@ import pytest
 from commands import Command, run, title, wait_for
 
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.supervised import VARIABLE
+from plimsoll.run.phases import VARIABLE
 
 STOPPED = "The demo is stopped. The same command goes on from there."
 

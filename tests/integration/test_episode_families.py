@@ -20,8 +20,7 @@ from vllm_cases import started
 
 from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
+from plimsoll.config.rollout import EnvironmentConfig, RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.continuation import most_calls
 from plimsoll.environment.episode import EpisodePolicy, EpisodeRules
 from plimsoll.environment.local import EpisodeEnvironment, LocalEnvironment

@@ -13,7 +13,7 @@ import pytest
 from pages import Page, expect
 
 from plimsoll.cli import main
-from plimsoll.commands.plan_page import answer
+from plimsoll.commands.report import answer_plan
 from plimsoll.page.serve import PLAN, render_page
 
 pytestmark = pages.needs_chromium
@@ -30,7 +30,9 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     path = str(SCENARIO)
-    with pages.served(render_page(path, None, PLAN), lambda n, q: answer(path, [], n, q)) as found:
+    with pages.served(
+        render_page(path, None, PLAN), lambda n, q: answer_plan(path, [], n, q)
+    ) as found:
         yield found
 
 

@@ -34,7 +34,7 @@ from plimsoll.machine.nvidia import card_order
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.ending import notes_of
 from plimsoll.run.output import open_missing, safe_streams, say
-from plimsoll.run.supervised import VARIABLE
+from plimsoll.run.phases import VARIABLE
 
 if TYPE_CHECKING:
     from plimsoll.resolve.job import Job
@@ -125,7 +125,12 @@ def _describe_error(
         case PlimsollError():
             return "\n".join([f"error: {error}", *notes_of(error)]), error.exit_code
         case UnicodeEncodeError():
-            return f"error: {_without_utf8(error)}", ConfigError.exit_code
+            text = (
+                f"error: {error.object!r} cannot be written in {error.encoding}. Plimsoll's names "
+                "and texts are UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as "
+                "LC_ALL=C.UTF-8; and rename what has a name of other bytes."
+            )
+            return text, ConfigError.exit_code
     return "interrupted", _INTERRUPTED
 
 
@@ -148,7 +153,8 @@ def _is_light(command: str) -> bool:
 
     Those are looked up last: it takes 0.1 s.
     """
-    return command in _LIGHT or command in _added_commands().names
+    light = {"complete", *_TOOLS} - _HEAVY
+    return command in light or command in _added_commands().names
 
 
 def _leave_launcher() -> None:
@@ -218,7 +224,7 @@ def _options(command: str) -> list[str]:
 
 
 _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
-    "demo": tools.demo,
+    "demo": first.demo,
     "init": first.init,
     "eval": tools.evaluate,
     "plan": tools.plan,
@@ -236,21 +242,8 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "watch": tools.watch,
     "completion": first.completion,
 }
-_LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "watch", "try-reward"),
-    *("init", "completion", "complete"),
-    *("setup-vllm", "demo", "check-bundle"),
-}
-"""Commands that train and sample nothing in their process: they need no restart with jemalloc."""
-
-
-def _without_utf8(error: UnicodeEncodeError) -> str:
-    """Return the message about a name or text that cannot be encoded."""
-    return (
-        f"{error.object!r} cannot be written in {error.encoding}. Plimsoll's names and texts are "
-        "UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as LC_ALL=C.UTF-8; and rename "
-        "what has a name of other bytes."
-    )
+_HEAVY = {"eval", "explain-gap", "merge", "export", "serve-reward"}
+"""Tools that load models in their process. The others need no restart with jemalloc."""
 
 
 def _show_unexpected(

@@ -54,7 +54,7 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
         raise ConfigError(f"{error}{other_job_hint(typed, options.config)}") from error
 
     from plimsoll.commands.preflight import check_inputs, check_rows
-    from plimsoll.run.supervised import tell_of_run
+    from plimsoll.run.phases import tell_of_run
 
     if not options.dry_run:
         tell_of_run(spec.run, spec.cluster, is_open=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from os.path import expanduser
+from pathlib import Path
 from typing import Any, NoReturn
 
 from plimsoll.config.secrets import mask_urls
@@ -15,12 +17,44 @@ from plimsoll.run.output import Drawn, beneath, safe_text, silence
 class Parser(argparse.ArgumentParser):
     """An argument parser of a command; its errors are ConfigErrors."""
 
-    def __init__(self, command: str, **more: Any) -> None:
-        super().__init__(prog=f"plimsoll {command}", allow_abbrev=False, **more)
+    def __init__(
+        self, command: str, about: str | None = None, takes: str | None = None, **more: Any
+    ) -> None:
+        """Make a parser of a command.
+
+        Args:
+            command: the name of the command.
+            about: what it does, for its help.
+            takes: what comes before the flags of a command with dotted flags; None for others.
+            more: as ArgumentParser takes it.
+        """
+        prog = f"plimsoll {command}"
+        if takes is not None:
+            more["usage"] = f"{prog} {takes} [--section.key VALUE ...] [options]"
+        super().__init__(prog=prog, allow_abbrev=False, **{"description": about, **more})
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message."""
         raise ConfigError(f"{mask_urls(message)}. `{self.prog} --help` shows what there is.")
+
+    def switch(self, name: str, text: str | None = None) -> None:
+        """Add an option without a value; `text` is its help."""
+        self.add_argument(name, action="store_true", help=text)
+
+    def path(self, *names: str, **more: Any) -> None:
+        """Add an option that names a place on the disk, in which `~` is the home directory."""
+        self.add_argument(*names, type=lambda text: Path(expanduser(text)), **more)
+
+    def trust(self) -> None:
+        """Add the switch for run directories that hold code, or name it."""
+        text = "let the config of RUN name code, which then runs as you, and keys to send"
+        self.switch("--trust-run", text)
+
+    def machines(self) -> None:
+        """Add the options for the hardware of a plan."""
+        cards = "the cards of each machine, such as 8xA100-80GB, or cpu"
+        self.add_argument("--cluster", help=cards)
+        self.add_argument("--host-memory", help="of each machine, such as 1TB")
 
     def parse_with_flags(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """Return the parsed plain options, and the words that are dotted flags and their values."""

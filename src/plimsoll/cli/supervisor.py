@@ -26,8 +26,16 @@ from plimsoll.machine.processes import tracks_resources
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import RunEnd, read_end
 from plimsoll.run.output import tell
-from plimsoll.run.phases import CurrentPhase, read_current_phase
-from plimsoll.run.supervised import BEAT_SECONDS, VARIABLE, OpenRun, count_of, read_open_run, recent
+from plimsoll.run.phases import (
+    BEAT_SECONDS,
+    VARIABLE,
+    CurrentPhase,
+    OpenRun,
+    count_of,
+    read_current_phase,
+    read_open_run,
+    recent,
+)
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 """Seconds before the first and before a later start; each wait is four times the one before."""
@@ -111,7 +119,8 @@ def _supervise(words: Sequence[str]) -> int:
             _tell_webhook(last, text)
         if reason is not None:
             return last.code
-        wait = min(_FIRST_WAIT * 4 ** (recent(_times(_alike(attempts))) - 1), _LONGEST_WAIT)
+        times = [attempt.at for attempt in _alike(attempts)]
+        wait = min(_FIRST_WAIT * 4 ** (recent(times) - 1), _LONGEST_WAIT)
         if signal.sigtimedwait(_ASKS, wait) is not None:
             return Interrupted.exit_code
 
@@ -133,11 +142,14 @@ def reason_to_stop(attempts: Sequence[Attempt]) -> str | None:
             "that its data or the program is at fault, not the machine"
         )
     alike = _alike(attempts)
-    number = recent(_times(alike))
+    number = recent([attempt.at for attempt in alike])
     if number > last.open.restarts:
+        first, steps = alike[-number], {attempt.step for attempt in alike[-number:]}
+        why = first.end.why if first.end is not None else f"the process ended by code {first.code}"
+        rows = "; all came in this step, so its rows may be at fault" if len(steps) == 1 else ""
         return (
             f"The run is not started again: {number} {_kind(last)} within an hour, and "
-            f"run.restarts is {last.open.restarts}. {_first_text(alike[-number:])}"
+            f"run.restarts is {last.open.restarts}. The first, in step {first.step}: {why}{rows}"
         )
     return None
 
@@ -147,21 +159,8 @@ def _alike(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [attempt for attempt in attempts if attempt.is_error == attempts[-1].is_error]
 
 
-def _times(attempts: Sequence[Attempt]) -> list[float]:
-    return [attempt.at for attempt in attempts]
-
-
 def _kind(attempt: Attempt) -> str:
     return "errors" if attempt.is_error else "faults of the machine"
-
-
-def _first_text(attempts: Sequence[Attempt]) -> str:
-    """Return a sentence on the first of these attempts."""
-    first = attempts[0]
-    why = first.end.why if first.end is not None else f"the process ended by code {first.code}"
-    same = len({attempt.step for attempt in attempts}) == 1
-    rows = "; all came in this step, so its rows may be at fault" if same else ""
-    return f"The first, in step {first.step}: {why}{rows}"
 
 
 def _tell_webhook(last: Attempt, text: str) -> None:
@@ -183,17 +182,14 @@ def _killed_text(last: Attempt) -> str:
 
 
 def _start_text(attempts: Sequence[Attempt]) -> str:
-    last = attempts[-1]
+    last, times = attempts[-1], [attempt.at for attempt in _alike(attempts)]
     assert last.open is not None
-    fewer = ""
-    if last.end is not None and last.end.flags:
-        fewer = f", with {' '.join(last.end.flags)}"
+    flags = () if last.end is None else last.end.flags
+    fewer = f", with {' '.join(flags)}" if flags else ""
     latest = RunDirectory(Path(last.open.directory)).latest_checkpoint()
     start = "from its beginning" if latest is None else f"after step {latest[0]}"
-    return (
-        f"The run is started again {start}{fewer} "
-        f"({count_of(_times(_alike(attempts)), last.open.restarts, _kind(last))})"
-    )
+    count = count_of(times, last.open.restarts, _kind(last))
+    return f"The run is started again {start}{fewer} ({count})"
 
 
 @contextmanager
@@ -211,9 +207,7 @@ def _attempt(words: Sequence[str]) -> Attempt:
     with tempfile.TemporaryDirectory(prefix="plimsoll-") as folder:
         told = Path(folder) / "run.json"
         child = subprocess.Popen(
-            [*_program(), *words],
-            env=os.environ | {VARIABLE: str(told)},
-            preexec_fn=_prepare_child,
+            [*_program(), *words], env=os.environ | {VARIABLE: str(told)}, preexec_fn=_prepare_child
         )
         asked = _wait(child, told)
         run = read_open_run(told)
@@ -276,17 +270,15 @@ def _wait(child: subprocess.Popen[bytes], told: Path) -> bool:
     return asked
 
 
-@dataclass
 class Silence:
     """How long a run has not touched the file by which it tells its supervisor that it lives.
 
     Time in which this process itself was stopped, with Ctrl-Z or with the machine, does not count.
     """
 
-    told: Path
-    seconds: float = 0.0
-    _touched: int = 0
-    _looked: float | None = None
+    def __init__(self, told: Path) -> None:
+        self.told, self.seconds, self._touched = told, 0.0, 0
+        self._looked: float | None = None
 
     def look(self, now: float) -> None:
         """Look whether the file was touched; `now`: seconds of a monotonic clock."""

@@ -96,21 +96,10 @@ def write_bundle(directory: Path, wanted: int | None, out: Path) -> str:
     )
 
 
-@dataclass(frozen=True)
-class CheckedBundle:
-    """What was found on checking a bundle."""
-
-    lines: tuple[str, ...]
-    wrong: tuple[str, ...]
-    """What is not as it was written; empty if all is equal."""
-
-    def text(self) -> str:
-        """Return all that was compared, a line each."""
-        return "\n".join(self.lines)
-
-
-def check_bundle(path: Path, *, trusted: bool) -> CheckedBundle:
+def check_bundle(path: Path, *, trusted: bool) -> tuple[list[str], list[str]]:
     """Compute again what a bundle's step computed, and compare.
+
+    Return a line for all that was compared, and the lines of what is not as it was written.
 
     Raises ConfigError if the file is no bundle, is damaged or of another schema, or if its config
     names code of its own for advantage or loss and is not `trusted`.
@@ -120,8 +109,11 @@ def check_bundle(path: Path, *, trusted: bool) -> CheckedBundle:
         files = {name: Path(folder) / name for name in _FILES}
         tree = read_tree_of(str(files["config.yaml"]), [])
         metrics = json.loads(files["metrics.json"].read_text())
+        values = value_at(tree.values, ("algorithm",)) or {}
+        if not trusted:
+            refuse_code(str(path), Tree({"algorithm": values}, {}))
         step = _Step(
-            algorithm=_algorithm(path, tree, trusted),
+            algorithm=validate(RlAlgorithm, Tree(values, {})),
             longest=_longest(tree),
             metrics={k: v for k, v in dict(metrics).items() if isinstance(v, int | float)},
             episodes=read_trajectories(files["trajectories.parquet"]),
@@ -130,8 +122,8 @@ def check_bundle(path: Path, *, trusted: bool) -> CheckedBundle:
         )
         head = f"step {about['step']}, schema {SCHEMA}, written by plimsoll {about['plimsoll']}"
         found = [*_compare(step)]
-    lines = (f"{head}: {plural(len(step.episodes), 'response')}", *(line for line, _ in found))
-    return CheckedBundle(lines, tuple(line for line, right in found if not right))
+    lines = [f"{head}: {plural(len(step.episodes), 'response')}", *(line for line, _ in found)]
+    return lines, [line for line, is_equal in found if not is_equal]
 
 
 def _unpack(path: Path, folder: Path) -> dict[str, Any]:
@@ -176,13 +168,6 @@ def _longest(tree: Tree) -> int | None:
         return cast(int | None, value_at(tree.values, ("rollout", "sampling", "max_new_tokens")))
     limits = [value_at(environments, (name, "max_tokens")) for name in environments]
     return max(limits) if all(isinstance(limit, int) for limit in limits) else None
-
-
-def _algorithm(path: Path, tree: Tree, trusted: bool) -> RlAlgorithm:
-    values = value_at(tree.values, ("algorithm",)) or {}
-    if not trusted:
-        refuse_code(str(path), Tree({"algorithm": values}, {}))
-    return validate(RlAlgorithm, Tree(values, {}))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import starmap
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,17 +45,6 @@ class CalibrationRun:
     """Number of processes of one engine on CPU; 0 if the engines have no processes."""
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A constant: its shipped value, and the value fitted to runs."""
-
-    name: str
-    shipped: float
-    value: float
-    readings: int
-    """Number of measurements."""
-
-
 def calibrate(paths: Sequence[Path], output: Path) -> str:
     """Write the fitted constants and their provenance to `output`, and return a summary as text.
 
@@ -68,14 +58,11 @@ def calibrate(paths: Sequence[Path], output: Path) -> str:
             f"{_names(runs)}: the ledgers hold no phase that was predicted, so nothing can be "
             "fitted. Give runs whose model has a plan."
         )
-    constants = Constants().with_measured(provenance(runs), **{fit.name: fit.value for fit in fits})
+    measured = {name: value for name, (value, _) in fits.items()}
+    constants = Constants().with_measured(provenance(runs), **measured)
     write_constants(constants, output)
-    return "\n".join(
-        [
-            *map(_fit_text, fits),
-            f"Written to {output}. The plan takes it with cluster.calibration: {output}",
-        ]
-    )
+    last_line = f"Written to {output}. The plan takes it with cluster.calibration: {output}"
+    return "\n".join([*starmap(_describe_fit, fits.items()), last_line])
 
 
 def read_run(path: Path) -> CalibrationRun:
@@ -102,22 +89,19 @@ def _engine_processes(config: Mapping[str, Any]) -> int:
     return 2 + (rollout.parts if rollout.parts > 1 else 0)
 
 
-def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
-    """Return the fits of all constants for which these runs have measurements."""
-    return [fit for name, values in _FITTED.items() if (fit := _fit(name, values, runs))]
+def fit_constants(runs: Sequence[CalibrationRun]) -> dict[str, tuple[float, int]]:
+    """Return the fitted value of each constant that was measured, and the number of readings."""
+    fits = {}
+    for name, values in _FITTED.items():
+        if by_run := [measured for run in runs if (measured := list(values(run)))]:
+            value = max(0.0, median(median(measured) for measured in by_run))
+            rounded = round(value, 4) if name == "allocator_gap" else int(value)
+            fits[name] = rounded, sum(map(len, by_run))
+    return fits
 
 
 ConstantValues = Callable[[CalibrationRun], Iterator[float]]
 """Takes a run; yields the values of one constant that the run's measurements suggest."""
-
-
-def _fit(name: str, values: ConstantValues, runs: Sequence[CalibrationRun]) -> Fit | None:
-    by_run = [measured for run in runs if (measured := list(values(run)))]
-    if not by_run:
-        return None
-    value = max(0.0, median(median(measured) for measured in by_run))
-    rounded = round(value, 4) if name == "allocator_gap" else int(value)
-    return Fit(name, getattr(Constants(), name), rounded, sum(map(len, by_run)))
 
 
 def _missing_on_host(
@@ -127,9 +111,10 @@ def _missing_on_host(
 
     `processes` are beginnings of process names. `card` selects processes with, or without, a card.
     """
+    with_card = {c.process for c in run.comparisons if c.measure == "device"}
     for c in run.comparisons:
         on_host = c.measure == "host" and c.process.startswith(processes)
-        if on_host and c.predicted is not None and card == _has_card(run, c.process):
+        if on_host and c.predicted is not None and card == (c.process in with_card):
             yield c.measured - c.predicted
 
 
@@ -175,10 +160,6 @@ _FITTED: Mapping[str, ConstantValues] = {
 }
 
 
-def _has_card(run: CalibrationRun, process: str) -> bool:
-    return any(c.process == process and c.measure == "device" for c in run.comparisons)
-
-
 def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison]]:
     """Return the comparisons by (process, phase) of ranks, and then by the name of the measure."""
     measures: dict[tuple[str, str], dict[str, Comparison]] = {}
@@ -203,7 +184,8 @@ def _names(runs: Sequence[CalibrationRun]) -> str:
     return ", ".join(str(run.path) for run in runs)
 
 
-def _fit_text(fit: Fit) -> str:
-    text_of = "{:.1%}".format if fit.name == "allocator_gap" else gigabytes_text
-    numbers = f"{text_of(fit.shipped)} shipped, {text_of(fit.value)} here"
-    return f"{fit.name:<19} {numbers}, from {plural(fit.readings, 'reading')}"
+def _describe_fit(name: str, fit: tuple[float, int]) -> str:
+    value, readings = fit
+    text_of = "{:.1%}".format if name == "allocator_gap" else gigabytes_text
+    numbers = f"{text_of(getattr(Constants(), name))} shipped, {text_of(value)} here"
+    return f"{name:<19} {numbers}, from {plural(readings, 'reading')}"

@@ -108,10 +108,10 @@ def _choices(key: Key | None) -> Iterator[str]:
     words = key.kind.removesuffix(" or null").split(" | ")
     yield from ("true", "false") if words[0].startswith("true") else map(str, key.choices)
     if not key.choices and len(words) > 1:
-        yield from (word for word in words if _is_word(word))
+        yield from (word for word in words if " " not in word and word not in _KINDS)
     if key.kind.endswith(" or null"):
         yield "null"
 
 
-def _is_word(word: str) -> bool:
-    return " " not in word and word not in ("integer", "number", "text", "list", "mapping")
+_KINDS = ("integer", "number", "text", "list", "mapping")
+"""What a key's kind calls values of which there are many."""

@@ -1,6 +1,6 @@
 """A demo of all stages in minutes: make a task and a model, run SFT, PPO and GRPO, show results.
 
-`plimsoll demo` makes the task and shows the results with the functions here; `cli/demo.py` runs
+`plimsoll demo` makes the task and shows the results with the functions here; `cli/first.py` runs
 the jobs in between, each as a command of its own.
 
 All files are written below one directory, including the configs. So each stage can be repeated by
@@ -21,10 +21,11 @@ for the correct sum favours the careful answers. Every character is a token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -48,7 +49,7 @@ from plimsoll.resolve.rules.machine import local_host_rules, missing_needs
 from plimsoll.run.console import standard_terminal
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
-from plimsoll.run.json_lines import read_rows
+from plimsoll.run.json_lines import read_rows, write_rows
 
 ALPHABET = "0123456789+=# "
 END = "<end>"
@@ -111,7 +112,7 @@ def write_problems(path: Path, chosen: Sequence[SumProblem], careless: float, se
         }
         for p, draw in zip(chosen, draws, strict=True)
     ]
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
 
 
 def write_pairs(path: Path, chosen: Sequence[SumProblem]) -> None:
@@ -120,7 +121,7 @@ def write_pairs(path: Path, chosen: Sequence[SumProblem]) -> None:
         {"prompt": p.prompt, "careful": p.worked_answer(True), "careless": p.worked_answer(False)}
         for p in chosen
     ]
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -142,106 +143,10 @@ TRAINING_PROBLEMS = 3500
 HELD_OUT_PROBLEMS = 500
 CARELESS = 0.6
 
-_SFT = """\
-# sft: imitate all teachers, the careless ones too
-run: {{directory: {directory}/sft, seed: {seed}, steps: 300, eval_every: 150, resume: auto}}
-cluster: {{where: local, device: {device}, threads: 1}}
-data:
-  train: {{path: {directory}/train.jsonl, prompt: prompt, response: response}}
-  eval: {{path: {directory}/test.jsonl, prompt: prompt, response: response}}
-  chat_template: none
-  max_tokens: 64
-batch: {{sequences: 64, micro_batch_tokens: 4096}}
-actor:
-  model: {{path: {directory}/model}}
-  optimizer: {{learning_rate: 0.003, schedule: cosine, warmup_steps: 20, final_ratio: 0.1}}
-"""
-
-_SUMS = """\
-data:
-  train: {{path: {directory}/train.jsonl, prompt: prompt, reference: answer}}
-  eval: {{path: {directory}/test.jsonl, prompt: prompt, reference: answer}}
-  chat_template: none
-  max_tokens: 16
-rewards:
-  correct: {{name: exact_match}}
-actor:
-  model: {{path: {directory}/sft/model}}
-  optimizer: {{learning_rate: 0.0001}}
-"""
-
-_PPO = (
-    """\
-# ppo: only the sum counts; a critic learns what is to be expected
-run: {{directory: {directory}/ppo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: ray, device: {device}, ranks: 1}}
-batch: {{prompts: 256, responses: 1, micro_batch_tokens: 4096}}
-critic:
-  model: {{path: {directory}/sft/model}}
-  optimizer: {{learning_rate: 0.001}}
-rollout:
-  engines: 1
-  placement: shared
-  sampling: {{max_new_tokens: 32}}
-algorithm:
-  advantage: {{name: gae, options: {{gamma: 1.0, gae_lambda: 1.0}}}}
-  mini_batches: 2
-  critic_warmup_steps: 2
-  kl: {{place: reward, coefficient: 0.005}}
-"""
-    + _SUMS
-)
-
-_GRPO = (
-    """\
-# grpo: the same, without a critic: answers to one problem are compared with each other
-run: {{directory: {directory}/grpo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: local, device: {device}}}
-batch: {{prompts: 32, responses: 8, micro_batch_tokens: 4096}}
-rollout:
-  transformers: {{}}
-  sampling: {{max_new_tokens: 32}}
-algorithm:
-  mini_batches: 2
-"""
-    + _SUMS
-)
-
-
-_DPO = """\
-# dpo: pairs instead of a reward: a careful answer is better than a careless one
-run: {{directory: {directory}/dpo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: local, device: {device}, threads: 1}}
-data:
-  train: {{path: {directory}/pairs.jsonl, prompt: prompt, chosen: careful, rejected: careless}}
-  eval: {{path: {directory}/test_pairs.jsonl, prompt: prompt, chosen: careful, rejected: careless}}
-  chat_template: none
-  max_tokens: 64
-batch: {{pairs: 64, micro_batch_tokens: 4096}}
-actor:
-  model: {{path: {directory}/sft/model}}
-  optimizer: {{learning_rate: 0.0001}}
-algorithm:
-  loss: {{name: dpo, options: {{beta: 0.1}}}}
-  nll_weight: 1.0
-"""
-
-_RUNS = {"sft": _SFT, "ppo": _PPO, "grpo": _GRPO}
-_CONFIGS = _RUNS | {"dpo": _DPO}
+_RUNS = ("sft", "ppo", "grpo")
+"""The jobs that the demo runs."""
 _REPORT = "report.txt"
 """The file that a finished demo has."""
-
-
-@dataclass(frozen=True)
-class DemoOutcome:
-    """The shares of held-out problems with exactly correct answers, after each stage.
-
-    PPO and GRPO both start from the model after SFT.
-    """
-
-    sft: float
-    ppo: float
-    grpo: float
 
 
 def begin(home: Path, seed: int) -> None:
@@ -272,37 +177,28 @@ def prepare(home: Path, seed: int) -> None:
     )
     config.eos_token_id = tokenizer.eos_token_id
     write_tiny_model(home / "model", config, seed, tokenizer)
-    for name, text in _CONFIGS.items():
-        config = text.format(directory=home, seed=seed, device=_device())
-        write_whole(home / f"{name}.yaml", config)
+    # vLLM's CPU build cannot use a GPU.
+    device = "cpu" if installed_version("vllm") is None else AUTO
+    for name in (*_RUNS, "dpo"):
+        file = files("plimsoll.commands").joinpath("demo_configs", f"{name}.yaml")
+        template = Template(file.read_text(encoding="utf-8"))
+        text = template.substitute(directory=home, seed=seed, device=device)
+        write_whole(home / f"{name}.yaml", text)
 
 
-def _device() -> str:
-    """Return `cluster.device` for the configs.
+def tell(home: Path, console: Console, elapsed: float) -> tuple[float, float, float]:
+    """Print results, some answers and the time by phase; write page and report.
 
-    It is "cpu" unless vLLM's CUDA build is installed, as vLLM's CPU build cannot use a GPU.
-    """
-    return "cpu" if installed_version("vllm") is None else AUTO
-
-
-def end(home: Path, elapsed: float) -> None:
-    """Print the results of a demo that took `elapsed` seconds; write its page and its report."""
-    tell(home, standard_terminal(), elapsed)
-
-
-def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:
-    """Print results, some answers and the time by phase; write page and report; return results.
-
-    `elapsed` are the seconds of the demo.
+    Return the shares of held-out problems with exactly correct answers after SFT, and after PPO and
+    GRPO, which both start from the model after SFT. `elapsed` are the seconds of the demo.
     """
     runs = {name: RunDirectory(home / name) for name in _RUNS}
-    rows = {name: read_rows(run.metrics_path) for name, run in runs.items()}
-    ppo, grpo = rows["ppo"], rows["grpo"]
-    outcome = DemoOutcome(*(float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1])))
+    ppo, grpo = (read_rows(runs[name].metrics_path) for name in ("ppo", "grpo"))
+    first, by_ppo, by_grpo = (float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1]))
     console.print(
         f"exact match on {HELD_OUT_PROBLEMS} problems never trained on, answers sampled at "
-        f"temperature 1:\n  after SFT   {outcome.sft:6.1%}\n  and PPO     {outcome.ppo:6.1%}"
-        f"\n  or GRPO     {outcome.grpo:6.1%}\n"
+        f"temperature 1:\n  after SFT   {first:6.1%}\n  and PPO     {by_ppo:6.1%}"
+        f"\n  or GRPO     {by_grpo:6.1%}\n"
     )
     steps = [int(row["step"]) for row in ppo if row["step"] > 0]
     console.print(_answers(runs["ppo"], steps[0], "some answers of PPO's first step"))
@@ -315,10 +211,10 @@ def tell(home: Path, console: Console, elapsed: float) -> DemoOutcome:
     console.print(f"\n{elapsed:.0f} s in all. Curves: {page_path}. Run directories: {directories}")
     write_whole(
         home / _REPORT,
-        f"exact match after SFT: {outcome.sft:.4f}\nafter PPO: {outcome.ppo:.4f}\n"
-        f"after GRPO: {outcome.grpo:.4f}\nseconds: {elapsed:.0f}\n",
+        f"exact match after SFT: {first:.4f}\nafter PPO: {by_ppo:.4f}\n"
+        f"after GRPO: {by_grpo:.4f}\nseconds: {elapsed:.0f}\n",
     )
-    return outcome
+    return first, by_ppo, by_grpo
 
 
 def _answers(run: RunDirectory, step: int, title: str) -> Table:

@@ -6,22 +6,21 @@ packages and GPUs.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.text import Text
 
 from plimsoll.cluster.ray_access import longest_temporary, private_folder
-from plimsoll.commands.doctor_machine import Disk, Machine, observe
+from plimsoll.commands.doctor_machine import Disk, Machine
 from plimsoll.config.problems import Problem, Severity, find, finding
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.hardware import BFLOAT16_UNITS
-from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.nvidia import LiveCard
 from plimsoll.machine.versions import FOR_TRITON, LIGER, PACKAGES, how_to_install, package_finding
+from plimsoll.memory.plan import wrap_lines
 from plimsoll.process.programs import REMEDY
 from plimsoll.resolve.engine_rules import Compiled, Installed, every_engine
 from plimsoll.run.console import Terminal
@@ -75,18 +74,17 @@ def shared_memory(machine: Machine) -> Iterator[Problem]:
 
 def run_disk(machine: Machine) -> Iterator[Problem]:
     """Check the disk of the run directory."""
-    disk, severity = machine.runs, _severity(machine.runs)
+    disk = machine.runs
+    severity: Severity = "ok"
+    if not disk.writable or disk.free_bytes < _LEAST_DISK:
+        severity = "error"
+    elif disk.free_bytes < _TIGHT_DISK:
+        severity = "warning"
     why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
     fix = f"make room, or {_OTHER_DIRECTORY}"
     if not disk.writable:
         why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
     yield finding("run disk", severity, _describe_disk(disk), why, fix)
-
-
-def _severity(disk: Disk) -> Severity:
-    if not disk.writable or disk.free_bytes < _LEAST_DISK:
-        return "error"
-    return "warning" if disk.free_bytes < _TIGHT_DISK else "ok"
 
 
 def temporary_disk(machine: Machine) -> Iterator[Problem]:
@@ -204,7 +202,9 @@ def _gpu_memory(card: LiveCard) -> Problem:
     what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
         return finding(key, "ok", what)
-    held = ", ".join(map(_holder, card.processes)) or "processes that are hidden from here"
+    sizes = {p.pid: "" if p.bytes is None else f", {bytes_text(p.bytes)}" for p in card.processes}
+    holders = [f"{p.name} (pid {p.pid}{sizes[p.pid]})" for p in card.processes]
+    held = ", ".join(holders) or "processes that are hidden from here"
     severity: Severity = "error" if 2 * card.free_bytes < card.usable_bytes else "warning"
     why = (
         f"{bytes_text(card.used_bytes)} are held by {held}. Plans are made for a whole card, and "
@@ -213,11 +213,6 @@ def _gpu_memory(card: LiveCard) -> Problem:
     pids = " ".join(str(process.pid) for process in card.processes)
     end = f"end them (kill {pids})" if pids else "end them outside of this container"
     return finding(key, severity, what, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
-
-
-def _holder(process: CardProcess) -> str:
-    held = "" if process.bytes is None else f", {bytes_text(process.bytes)}"
-    return f"{process.name} (pid {process.pid}{held})"
 
 
 def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
@@ -306,17 +301,8 @@ MACHINE_RULES = (
 """All rules, in the order in which `plimsoll doctor` shows their findings."""
 
 
-_WIDTH = 80
 _STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
 _COLOURS: Mapping[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
-
-
-def examine(directory: str, address: str | None) -> list[Problem]:
-    """Return the findings about this machine.
-
-    `directory` is where runs would be written. `address` is a Ray cluster's, or None.
-    """
-    return diagnose(observe(directory, address))
 
 
 def diagnose(machine: Machine) -> list[Problem]:
@@ -334,11 +320,6 @@ def render_findings(findings: Sequence[Problem], terminal: Terminal | None) -> s
     return terminal.draw(text, soft_wrap=True)
 
 
-def findings_json(findings: Sequence[Problem]) -> str:
-    """Return the findings as the JSON text that --json prints."""
-    return json.dumps(report(findings), indent=2)
-
-
 def refuse_wrong(findings: Sequence[Problem]) -> None:
     """Raise PlimsollError if any finding is an error."""
     wrong = [finding.key for finding in findings if finding.severity == "error"]
@@ -352,7 +333,14 @@ def table(findings: Sequence[Problem]) -> list[str]:
     Lines have at most 80 columns, unless a word is longer.
     """
     names = max(len(finding.key) for finding in findings)
-    lines = [line for finding in findings for line in _lines(finding, names)]
+    indent, lines = " " * (names + 8), list[str]()
+    for row in findings:
+        first = f"{_STATES[row.severity]:<6}{row.key:<{names}}  {row.what}"
+        lines += wrap_lines(first, indent).splitlines()
+        if row.why:
+            lines += wrap_lines(f"{indent}{row.why}", indent).splitlines()
+        if row.fix:
+            lines += wrap_lines(f"{indent}-> {row.fix}", f"{indent}   ").splitlines()
     count = _counts(findings)
     return [*lines, "", f"{count['wrong']} wrong, {count['warn']} to look at, {count['ok']} ok"]
 
@@ -370,25 +358,3 @@ def report(findings: Sequence[Problem]) -> dict[str, object]:
 def _counts(findings: Sequence[Problem]) -> dict[str, int]:
     by_severity = Counter(finding.severity for finding in findings)
     return {_STATES[severity]: by_severity[severity] for severity in ("error", "warning", "ok")}
-
-
-def _lines(finding: Problem, names: int) -> list[str]:
-    indent = " " * (names + 8)
-    first = f"{_STATES[finding.severity]:<6}{finding.key:<{names}}  "
-    lines = _wrap(finding.what, first, indent)
-    if finding.why:
-        lines += _wrap(finding.why, indent, indent)
-    if finding.fix:
-        lines += _wrap(f"-> {finding.fix}", indent, f"{indent}   ")
-    return lines
-
-
-def _wrap(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -24,6 +24,7 @@ from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.versions import installed_versions, system_tools
 from plimsoll.process.programs import FoundSandbox, find_sandbox
 from plimsoll.resolve.engine_rules import known_packages
+from plimsoll.run.files import nearest_existing
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -167,8 +168,7 @@ def _cards() -> tuple[tuple[LiveCard, ...], str]:
 
 def _disk(path: str) -> Disk:
     """Return the file system of `path`, or of its nearest parent that exists."""
-    whole = Path(expanduser(path)).absolute()
-    there = next(p for p in (whole, *whole.parents) if p.exists())
+    there = nearest_existing(Path(expanduser(path)))
     usage = shutil.disk_usage(there)
     return Disk(path, usage.total, usage.free, os.access(there, os.W_OK | os.X_OK))
 

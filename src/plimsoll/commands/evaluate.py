@@ -18,9 +18,9 @@ from typing import Any
 
 from plimsoll.commands.found_models import FoundModel, comparison_role
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
+from plimsoll.run.displays import figures
 from plimsoll.run.files import explaining_errors, write_whole
 from plimsoll.run.json_lines import document
-from plimsoll.run.step_report import figures
 from plimsoll.train.tokenizers import check_tokenizers
 
 
@@ -30,7 +30,7 @@ def run_eval(model: FoundModel) -> str:
     Raises ConfigError if the tokens of the model and its comparison model differ, or if there are
     no held-out rows; PlimsollError if the directory cannot be written to.
     """
-    path, directory = model.path, model.directory
+    directory = model.directory
     with explaining_errors(directory):  # checked before hours of work
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=directory).close()  # it may exist and not be writable
@@ -40,13 +40,13 @@ def run_eval(model: FoundModel) -> str:
         compared = comparison_role(measured)
         check_tokenizers(measured.actor.model, [] if compared is None else [compared])
         metrics = measured.job.load_loop().measure(measured, directory)
-    results = {"model": path, **metrics, "seconds": time.monotonic() - start}
+    results = {"model": model.path, **metrics, "seconds": time.monotonic() - start}
     write_whole(directory / "eval.json", document(results))
     values = [
         f"  {name:<24} {figure.value:>12,.6g}{figure.interval_text}"
         for name, figure in figures(metrics).items()
     ]
-    return "\n".join([path, *values, f"written to {directory / 'eval.json'}"])
+    return "\n".join([model.path, *values, f"written to {directory / 'eval.json'}"])
 
 
 @contextmanager
@@ -77,10 +77,8 @@ def _with_model(spec: RunSpec[Any], path: str) -> RunSpec[Any]:
     """
     reading = {"path": path, "quantization": "none", "gradient_checkpointing": False}
     actor = spec.written.actor
-    model = actor.model.model_copy(update=reading)
-    changed: dict[str, object] = {
-        "actor": actor.model_copy(update={"model": model, "adapter": None})
-    }
+    whole = {"model": actor.model.model_copy(update=reading), "adapter": None}
+    changed: dict[str, object] = {"actor": actor.model_copy(update=whole)}
     if spec.may_precompute:
         changed["reference"] = spec.roles["reference"].settings
     return resolve_changed(spec, changed)

@@ -64,12 +64,8 @@ class Gap:
         return max(self.scored, self.sampled)
 
 
-@dataclass(frozen=True)
-class GapTrial:
-    """A change of settings, as flags over the config."""
-
-    what: str
-    flags: Mapping[str, str]
+GapTrial = tuple[str, Mapping[str, str]]
+"""A change of settings: what it is, and the flags over the config."""
 
 
 def explain_gap(config: str, flags: Sequence[str], tell: Callable[[str], None]) -> str:
@@ -86,17 +82,17 @@ def explain_gap(config: str, flags: Sequence[str], tell: Callable[[str], None]) 
     base = measure_gap(spec)
     rows, closing_changes = [("as the config says", base)], []
     failed: list[str] = []
-    for change in changes(spec):
-        tell(f"{change.what} ...")
-        more = [word for key, value in change.flags.items() for word in (f"--{key}", value)]
+    for what, changed in changes(spec):
+        tell(f"{what} ...")
+        more = [word for key, value in changed.items() for word in (f"--{key}", value)]
         try:
             gap = measure_gap(load_any(config, [*flags, *more]))
         except (PlimsollError, RuntimeError, OSError, ValueError) as error:
-            failed.append(f"not tried: {change.what}: {type(error).__name__}: {error}")
+            failed.append(f"not tried: {what}: {type(error).__name__}: {error}")
             continue
-        rows.append((change.what, gap))
+        rows.append((what, gap))
         if gap.largest <= CLOSED * base.largest:
-            closing_changes.append((gap.largest, change))
+            closing_changes.append((gap.largest, what, " ".join(more)))
     return "\n".join([*_table(rows), "", _verdict(base, closing_changes), *failed])
 
 
@@ -104,28 +100,26 @@ def changes(spec: RunSpec[RlConfig]) -> Iterator[GapTrial]:
     """Yield the changes that are tried, without those that are the config's own values."""
     values = spec.config.model_dump()
     trainer, engine = {"actor.model.dtype": "float32"}, {"rollout.dtype": "float32"}
-    every = [
-        GapTrial("trainer in float32", trainer),
-        GapTrial("engine in float32", engine),
-        GapTrial("both in float32", trainer | engine),
-        GapTrial("trainer with PyTorch's attention", {"actor.model.attention": "sdpa"}),
-        GapTrial("trainer with its own kernels", {"actor.model.kernels": "own"}),
-    ]
+    every = {
+        "trainer in float32": trainer,
+        "engine in float32": engine,
+        "both in float32": trainer | engine,
+        "trainer with PyTorch's attention": {"actor.model.attention": "sdpa"},
+        "trainer with its own kernels": {"actor.model.kernels": "own"},
+    }
     arguments = value_at(values, ("rollout", "vllm", "arguments"))
     if arguments is not None:
         key = "rollout.vllm.arguments"
-        every.append(
-            GapTrial("engine without prefix cache", {f"{key}.enable_prefix_caching": "false"})
-        )
+        every["engine without prefix cache"] = {f"{key}.enable_prefix_caching": "false"}
         if device_of(spec.cluster) == "cuda":  # on the CPU nothing is compiled
-            every.append(GapTrial("engine without compilation", {f"{key}.enforce_eager": "true"}))
+            every["engine without compilation"] = {f"{key}.enforce_eager": "true"}
         if arguments.get("quantization"):
-            every.append(GapTrial("engine without quantisation", {f"{key}.quantization": "null"}))
-    for change in every:
-        own = {key: value_at(values, key.split(".")) for key in change.flags}
-        decided = {"actor.model.dtype": spec.actor.model.dtype}
-        if any(str(decided.get(k, own[k])).lower() != v for k, v in change.flags.items()):
-            yield change
+            every["engine without quantisation"] = {f"{key}.quantization": "null"}
+    decided = {"actor.model.dtype": spec.actor.model.dtype}
+    for what, changed in every.items():
+        own = {key: value_at(values, key.split(".")) for key in changed} | decided
+        if any(str(own[key]).lower() != value for key, value in changed.items()):
+            yield what, changed
 
 
 def measure_gap(spec: RunSpec[RlConfig]) -> Gap:
@@ -182,7 +176,8 @@ def _table(rows: Sequence[tuple[str, Gap]]) -> list[str]:
     ]
 
 
-def _verdict(base: Gap, found: Sequence[tuple[float, GapTrial]]) -> str:
+def _verdict(base: Gap, found: Sequence[tuple[float, str, str]]) -> str:
+    """Return what is at fault; `found` has the gap, the name and the flags of closing changes."""
     small = base.largest <= _ROUNDINGS * base.rounding
     lines = [_SMALL] if small else []
     if not found and base.packed > _ROUNDINGS * base.rounding:
@@ -199,8 +194,7 @@ def _verdict(base: Gap, found: Sequence[tuple[float, GapTrial]]) -> str:
     elif found:
         lines.append("What closes the gap, the most first:")
     lines += (
-        f"  {change.what} leaves {gap:.2g} of {base.largest:.2g}: "
-        + " ".join(f"--{key} {value}" for key, value in change.flags.items())
-        for gap, change in sorted(found, key=lambda pair: pair[0])
+        f"  {what} leaves {gap:.2g} of {base.largest:.2g}: {flags}"
+        for gap, what, flags in sorted(found, key=lambda change: change[0])
     )
     return "\n".join(lines)

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from plimsoll.commands.found_models import FoundCheckpoint
 from plimsoll.config.engine import DecidedDtype, Dtype, ModelConfig, TrainedRole
 from plimsoll.data.template import given_template, make_template
 from plimsoll.errors import ConfigError
@@ -52,12 +51,7 @@ from plimsoll.trainer.checkpoint import read_weights
 
 
 def merge_adapter(
-    adapter: Path,
-    out: Path,
-    base: str | None,
-    *,
-    dtype: DecidedDtype | None = None,
-    **reading: Any,
+    adapter: Path, out: Path, base: str | None, *, dtype: DecidedDtype | None = None, **reading: Any
 ) -> bool:
     """Write the merged model as a Hugging Face directory; return whether it is a value model.
 
@@ -151,12 +145,13 @@ def load_plain(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueMode
 
 
 def export_checkpoint(
-    checkpoint: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
+    checkpoint: Path, spec: RunSpec[Any], to: Path, dtype: Dtype | None, *, merge: bool
 ) -> None:
     """Write the actor of a checkpoint to the directory `to`.
 
     Args:
-        checkpoint: The checkpoint and the spec of its run.
+        checkpoint: The checkpoint.
+        spec: The spec of its run.
         to: The directory to write.
         dtype: Dtype of the written weights; None for the run's.
         merge: Whether to merge an adapter into its base. If not, an adapter is written in PEFT's
@@ -164,17 +159,16 @@ def export_checkpoint(
 
     Raises ConfigError if the checkpoint does not fit the model that its config names.
     """
-    role = checkpoint.spec.actor
+    role = spec.actor
     kind = "master" if role.ema is None else "average"
-    weights = read_weights(checkpoint.path / "actor", kind)
+    weights = read_weights(checkpoint / "actor", kind)
     dtype = dtype or role.model.dtype
-    module = _load(checkpoint.spec, dtype, merge=merge)
-    _fill(module, weights, checkpoint.path)
+    module = _load(spec, dtype, merge=merge)
+    _fill(module, weights, checkpoint)
     tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
-    beside = companions(module.lm, tokenizer, given_template(checkpoint.spec.data))
+    beside = companions(module.lm, tokenizer, given_template(spec.data))
     if role.adapter is None or merge:
-        template = checkpoint.spec.data.chat_template
-        write_plain(module, getattr(torch, dtype), beside, to, template)
+        write_plain(module, getattr(torch, dtype), beside, to, spec.data.chat_template)
     else:
         parts = {name: module.get_parameter(name).detach() for name in weights}
         trained = {name: part.to(getattr(torch, dtype)) for name, part in parts.items()}

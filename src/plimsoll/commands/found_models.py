@@ -63,20 +63,17 @@ def refuse_code(path: str, tree: Tree) -> None:
 
     `path` is the path of the config. Nothing is imported.
     """
-    if named := list(_named_code(tree)):
-        lines = "".join(f"\n  {line}" for line in named)
+    named = [
+        f"\n  {'.'.join(at)}: {show(value)}"
+        for at, value in _every_value(tree.values, ())
+        if _is_code(at, value) and not _is_of_flag(tree, at)
+    ]
+    if named:
         raise ConfigError(
             f"{path} names code that would run as you, or keys and machines of yours that it would "
-            f"use:{lines}\nA run directory may be of somebody else. If you trust whoever wrote it, "
-            f"add {TRUST}; or replace these keys by flags."
+            f"use:{''.join(named)}\nA run directory may be of somebody else. If you trust whoever "
+            f"wrote it, add {TRUST}; or replace these keys by flags."
         )
-
-
-def _named_code(tree: Tree) -> Iterator[str]:
-    """Yield `key: value` for each value that is not a flag's and names code, keys or machines."""
-    for path, value in _every_value(tree.values, ()):
-        if _is_code(path, value) and not _is_of_flag(tree, path):
-            yield f"{'.'.join(path)}: {show(value)}"
 
 
 def _is_of_flag(tree: Tree, path: KeyPath) -> bool:
@@ -110,14 +107,6 @@ def _is_code(path: KeyPath, value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class FoundCheckpoint:
-    """A checkpoint, and the spec of the run that wrote it."""
-
-    path: Path
-    spec: RunSpec[Any]
-
-
-@dataclass(frozen=True)
 class FoundModel:
     """A model to evaluate, and the spec whose job evaluates it."""
 
@@ -136,11 +125,13 @@ def refuse_existing(option: str, path: Path) -> None:
         raise ConfigError(f"{option} {path} is there already. Choose another place.")
 
 
-def find_checkpoint(source: Path, *, merge: bool, trusted: bool = False) -> FoundCheckpoint:
-    """Return the checkpoint at `source`, or the last checkpoint if `source` is a run directory.
+def find_checkpoint(
+    source: Path, *, merge: bool, trusted: bool = False
+) -> tuple[Path, RunSpec[Any]]:
+    """Return the checkpoint at `source`, or the last one of the run directory `source`.
 
-    `merge` says whether the run's adapter will be merged into its base, `trusted` whether the
-    run's config may name code.
+    The second value is the spec of the run that wrote it. `merge` says whether the run's adapter
+    will be merged into its base, `trusted` whether the run's config may name code.
 
     Raises ConfigError if there is no checkpoint, no config of its run, no trained weights, or no
     adapter to merge, and the errors of `load_run`.
@@ -175,7 +166,7 @@ def find_checkpoint(source: Path, *, merge: bool, trusted: bool = False) -> Foun
             f"--merge is given, and the run of {source} trains all weights: it has no adapter to "
             f"merge. Leave --merge out."
         )
-    return FoundCheckpoint(checkpoint, spec)
+    return checkpoint, spec
 
 
 def find_model(
@@ -201,35 +192,32 @@ def find_model(
     path = model or (spec.actor.model.path if run is None else _final_model(run))
     named, directory = "--model" if model or run else "actor.model.path", Path(out or run or "")
     directory = directory if out or run else Path(spec.run.directory)
-    if not is_adapter(Path(path)):
-        refuse(_measuring_problems(spec, named, path))
-        return FoundModel(path, spec, directory)
-    refuse(_adapter_problems(spec, named, Path(path)))
-    return FoundModel(path, spec, directory, adapter=True)
+    adapter = is_adapter(Path(path))
+    problems = (_adapter_problems if adapter else _model_problems)(spec, named, path)
+    refuse([*problems, *_beside_the_model(spec)])
+    return FoundModel(path, spec, directory, adapter)
 
 
-def _adapter_problems(spec: RunSpec[Any], key: str, path: Path) -> Iterator[Problem]:
-    """Yield problems of an adapter to measure, of its base, and of the rest as for a model."""
-    base, scores = _base_of(path), _measures_scores(spec)
+def _adapter_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
+    """Yield problems of an adapter to measure, and of its base."""
+    base, scores = _of_adapter(Path(path), "base_model_name_or_path"), _measures_scores(spec)
     if base is None:
         why = "The adapter does not name its base."
-        yield invalid(key, show(str(path)), why, "what `plimsoll merge --base BASE` makes of it")
+        yield invalid(key, show(path), why, "what `plimsoll merge --base BASE` makes of it")
         return
-    yield from check_model(f"the base of {key}", base, tokenizer=not has_tokenizer(str(path)))
-    if scores != (_of_adapter(path, "task_type") == "SEQ_CLS"):
+    yield from check_model(f"the base of {key}", base, tokenizer=not has_tokenizer(path))
+    if scores != (_of_adapter(Path(path), "task_type") == "SEQ_CLS"):
         why = f"It is an adapter of a {'language' if scores else 'reward'} model."
         kind = "reward" if scores else "language"
-        yield invalid(key, show(str(path)), why, f"an adapter of a {kind} model")
+        yield invalid(key, show(path), why, f"an adapter of a {kind} model")
     yield from check_engine_model(spec, f"the base of {key}", base)
-    yield from _beside_the_model(spec)
 
 
-def _measuring_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """Yield problems of the model of `key`, its comparison model, the eval data and the machine."""
+def _model_problems(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
+    """Yield problems of the model of `key`."""
     yield from check_model(key, path, tokenizer=True)
     yield from check_head(key, path, scores=_measures_scores(spec))
     yield from check_engine_model(spec, key, path)
-    yield from _beside_the_model(spec)
 
 
 def _measures_scores(spec: RunSpec[Any]) -> bool:
@@ -267,16 +255,16 @@ def _spec_of(run: RunDirectory, flags: list[str], trusted: bool) -> RunSpec[Any]
     return resolve_changed(spec, {"data": data})
 
 
-def _final_model(run: Path) -> str:
-    run_directory = RunDirectory(run)
-    if run_directory.model_path.is_dir():
-        return str(run_directory.model_path)
-    if run_directory.latest_checkpoint() is None:
-        why = _no_checkpoint(run_directory)
+def _final_model(path: Path) -> str:
+    run = RunDirectory(path)
+    if run.model_path.is_dir():
+        return str(run.model_path)
+    if run.latest_checkpoint() is None:
+        why = _no_checkpoint(run)
         raise ConfigError(f"{why} It has no final model either. --model gives another one.")
     raise ConfigError(
-        f"{run} has no final model. Write one from a checkpoint with `plimsoll export "
-        f"{run} --to DIRECTORY`, and give it with --model."
+        f"{path} has no final model. Write one from a checkpoint with `plimsoll export "
+        f"{path} --to DIRECTORY`, and give it with --model."
     )
 
 
@@ -306,17 +294,13 @@ def refuse_no_adapter(directory: Path, base: str | None) -> None:
             f"{str(directory)!r} is no adapter: it has no {ADAPTER_FILE}. Give a directory "
             "that PEFT or a run with an adapter has written, such as runs/NAME/model."
         )
-    named = base or _base_of(directory)
+    named = base or _of_adapter(directory, "base_model_name_or_path")
     if named is not None:
         refuse(check_model("--base", named, tokenizer=not has_tokenizer(str(directory))))
 
 
-def _base_of(adapter: Path) -> str | None:
-    """Return the name of the base in an adapter's config, or None if it cannot be read."""
-    return _of_adapter(adapter, "base_model_name_or_path")
-
-
 def _of_adapter(adapter: Path, key: str) -> str | None:
+    """Return a text of an adapter's config, or None if it cannot be read."""
     try:
         config = parse_json((adapter / ADAPTER_FILE).read_bytes())
     except (OSError, ValueError):

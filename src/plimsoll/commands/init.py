@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,11 @@ class InitRequest:
     """Further keys, such as `["--run.steps", "100"]`."""
 
 
-@dataclass(frozen=True)
-class NewConfig:
-    """A first config as YAML text."""
+def make_config(job: Job[Any], request: InitRequest) -> tuple[str, list[str]]:
+    """Return a config for a job that fits into memory, as YAML text.
 
-    text: str
-    remarks: tuple[str, ...]
-    """Lines that say which columns were found and which settings were changed to fit."""
-
-
-def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
-    """Return a config for a job that fits into memory.
-
-    If the model's shape is unknown, the config is not checked, and a remark says so.
+    Return also remarks: lines that say which columns were found, and which settings were changed to
+    fit. If the model's shape is unknown, the config is not checked, and a remark says so.
 
     Raises ConfigError if the data has no rows, if the job does not accept its columns, or if a key
     is wrong; DoesNotFit if no change that was tried makes the config fit.
@@ -101,19 +94,27 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     parsed = parse_flags(request.flags)
     reward = _reward(job, columns, rows)
     first = _first(job, request, columns, min(tokens, LONGEST))
-    first |= {} if reward is None else _reward_values(reward)
+    if reward is not None and reward.skips_rows:
+        first["data.on_bad_row"] = "skip"
+    if reward is not None and reward.name is not None:
+        first["rewards.correct.name"] = reward.name
     try:
         spec, _ = spec_of(job, apply_flags(Tree({}, {}), [*_flags(first), *parsed]))
     except ConfigError as error:
         for hint in _hints(rows, columns, reward):
             error.add_note(f"  {hint}")
         raise
-    sizes = _step_sizes(spec)
-    first |= {f"batch.{name}": size for name, size in sizes.items()}
+    batch = spec.config.batch
+    sizes = {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
+    first |= {f"batch.{name}": size for name, size in sizes.items()}  # users change them first
     if any(flag.path == ("run", "epochs") for flag in parsed):
         del first["run.steps"]
     else:
-        first |= _lengths_of_run(choose_steps(len(rows), sizes), request)
+        # Four checkpoints, and as many evaluations, within the run's length.
+        steps = choose_steps(len(rows), sizes)
+        every = max(1, min(50, -(-steps // 4)))
+        first |= {"run.steps": steps, "run.save_every": every}
+        first |= {} if request.held_out is None else {"run.eval_every": every}
     values = apply_flags(Tree({}, {}), [*_flags(first), *parsed]).values
     remarks = [f"{key} is the column {column!r}" for key, column in columns.items()]
     remarks += _remarks(request, rows, columns, values, tokens)
@@ -124,7 +125,7 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     except ConfigError as error:
         why, *_ = str(error).splitlines()
         unplanned = _with_adapter_rates(job, values, parsed)
-        return NewConfig(_text(job, unplanned), (*remarks, f"it has no plan of memory: {why}"))
+        return _text(job, unplanned), [*remarks, f"it has no plan of memory: {why}"]
     where = request.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
@@ -138,7 +139,7 @@ def make_config(job: Job[Any], request: InitRequest) -> NewConfig:
     new_values = _with_adapter_rates(job, fitting, parsed)
     if changes := list(_changes(fitting, new_values)):
         remarks += [f"adapters learn at {_TIMES_OF_ADAPTER} times the rate:", *changes]
-    return NewConfig(_text(job, new_values), tuple(remarks))
+    return _text(job, new_values), remarks
 
 
 def _slow_on_cpu(spec: RunSpec[Any], values: Mapping[str, Any]) -> Iterator[str]:
@@ -171,18 +172,6 @@ def _reward(
     if "rewards" not in job.config.model_fields or "reference" not in columns:
         return None
     return choose_reward([row.get(columns["reference"]) for row in rows])
-
-
-def _reward_values(reward: RewardChoice) -> Dotted:
-    values: Dotted = {"data.on_bad_row": "skip"} if reward.skips_rows else {}
-    return values if reward.name is None else values | {"rewards.correct.name": reward.name}
-
-
-def _lengths_of_run(steps: int, request: InitRequest) -> Dotted:
-    """Return the keys that count steps: the run's length, and four checkpoints within it."""
-    every = max(1, min(50, -(-steps // 4)))
-    evaluation = {} if request.held_out is None else {"run.eval_every": every}
-    return {"run.steps": steps, "run.save_every": every, **evaluation}
 
 
 def _remarks(
@@ -237,15 +226,6 @@ def _with_adapter_rates(
     return apply_flags(Tree(dict(values), {}), rates).values
 
 
-def _step_sizes(spec: RunSpec[Any]) -> dict[str, int]:
-    """Return the default sizes of an optimizer step, by their names under `batch`.
-
-    They are written into the config, as users change them first.
-    """
-    batch = spec.config.batch
-    return {name: getattr(batch, name) for name in _SIZES if name in type(batch).model_fields}
-
-
 def check_given(name: str, name_or_path: str) -> None:
     """Raise ConfigError if a model or data set does not exist.
 
@@ -278,16 +258,13 @@ def _columns(job: Job[Any], request: InitRequest, row: DataRow) -> dict[str, str
 
 def _first(job: Job[Any], request: InitRequest, columns: Mapping[str, str], tokens: int) -> Dotted:
     """Return the first values of the config by dotted key, before the planner changes any."""
-    cards = _cards(request)
+    machine = {"hardware": request.cluster, "host_memory": request.host_memory}
+    cards = hardware_of(ClusterConfig.model_validate(machine)).cards
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
-    values: Dotted = {
-        "run.directory": f"runs/{job.name}",
-        "run.steps": MOST_STEPS,
-        "run.save_every": 50,
-    }
-    values |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": AUTO}
+    values: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": MOST_STEPS}
+    values |= {"run.save_every": 50, "run.keep_checkpoints": 2, "run.save_model": True}
     where = "ray" if cards else "local"
-    values |= {"cluster.where": where}
+    values |= {"run.resume": AUTO, "cluster.where": where}
     values |= {"cluster.ranks": cards} if cards else {}
     values |= {"cluster.hardware": request.cluster} if request.cluster else {}
     values |= {"cluster.host_memory": request.host_memory} if request.host_memory else {}
@@ -310,11 +287,6 @@ def _first(job: Job[Any], request: InitRequest, columns: Mapping[str, str], toke
     return values
 
 
-def _cards(request: InitRequest) -> int:
-    machine = {"hardware": request.cluster, "host_memory": request.host_memory}
-    return hardware_of(ClusterConfig.model_validate(machine)).cards
-
-
 def _text(job: Job[Any], values: dict[str, Any]) -> str:
     """Return the values as YAML, with a comment about each key if there is room."""
     keys = tuple(keys_of(job.config))
@@ -324,19 +296,13 @@ def _text(job: Job[Any], values: dict[str, Any]) -> str:
         name, _, value = line.partition(":")
         path = [*path[: (len(name) - len(name.lstrip())) // 2], name.strip()]
         key = find_key(keys, tuple(path))
-        meanings = (
-            describe_value(key, value.strip(), samples="rollout" in job.config.model_fields)
-            if key is not None and value
-            else ()
-        )
-        fitting = (meaning for meaning in meanings if len(line) + len(meaning) < _WIDTH)
-        comment = next(fitting, "")
-        lines.append(f"{line}  # {comment}" if comment else line)
+        if key is not None and value:
+            samples = "rollout" in job.config.model_fields
+            meanings = describe_value(key, value.strip(), samples=samples)
+            fitting = (meaning for meaning in meanings if len(line) + len(meaning) < _WIDTH)
+            line += "".join(f"  # {meaning}" for meaning in islice(fitting, 1))
+        lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _of_rows(match: re.Match[str]) -> str:
-    return match["rows"]
 
 
 def _of_rl(match: re.Match[str]) -> str:
@@ -358,7 +324,7 @@ def describe_value(key: Key, value: str, *, samples: bool) -> tuple[str, ...]:
     """
     about: list[str] = []
     means = ""
-    doc = _PPO.sub(_of_rl if samples else _of_rows, key.doc)
+    doc = _PPO.sub(_of_rl if samples else r"\g<rows>", key.doc)
     for clause in _CLAUSE.split(doc.rstrip(".")):
         named = _NAMED.match(clause)
         if named is None or named["name"] not in key.kind.split(" | "):

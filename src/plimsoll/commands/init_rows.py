@@ -6,7 +6,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -80,11 +80,17 @@ def first_rows(path: str) -> list[DataRow]:
 
     Raises ConfigError if there are none.
     """
-    rows = list(islice(read_rows(SourceConfig(path=path), whole=True), LOOKED_AT))
-    good = [row.values for row in rows if not isinstance(row, BadRow)]
+    good, bad = _read_rows(path, LOOKED_AT)
     if not good:
-        raise ConfigError(next(map(str, rows), f"{path} has no rows."))
+        raise ConfigError(next(map(str, bad), f"{path} has no rows."))
     return good
+
+
+def _read_rows(path: str, most: int | None = None) -> tuple[list[DataRow], list[BadRow]]:
+    """Return the first rows of a data set: those that can be read, and the others."""
+    rows = list(islice(read_rows(SourceConfig(path=path), whole=True), most))
+    good = [row.values for row in rows if not isinstance(row, BadRow)]
+    return good, [row for row in rows if isinstance(row, BadRow)]
 
 
 def guess_columns(job: Job[Any], path: str, row: DataRow) -> dict[str, str] | None:
@@ -183,7 +189,7 @@ def choose_reward(references: Sequence[object]) -> RewardChoice:
         of_rows = f"{plural(len(others), 'reference')} of {len(texts)}"
         why = f"{of_rows} hold no mathematics, as {others[0]!r}: such rows are skipped"
         return RewardChoice("math_answer", why, skips_rows=True)
-    if all(map(_is_plain, texts)):
+    if all(text.strip() and _passes(exact_match.check, text) for text in texts):
         return RewardChoice("exact_match", "the references are text")
     return RewardChoice(
         None,
@@ -194,10 +200,13 @@ def choose_reward(references: Sequence[object]) -> RewardChoice:
 
 def _is_tests(reference: object) -> bool:
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
-    if not _TESTS.search(text):
-        return False
+    return _TESTS.search(text) is not None and _passes(code.check, reference)
+
+
+def _passes(check: Callable[[Any], object], value: object) -> bool:
+    """Return whether a reward accepts a reference."""
     try:
-        code.check(reference)
+        check(value)
     except ValueError:
         return False
     return True
@@ -208,25 +217,13 @@ def _is_mathematics(text: str) -> bool:
     return bool(re.search(r"[\d\\]", text)) and reference_answer(text) is not None
 
 
-def _is_plain(text: str) -> bool:
-    try:
-        exact_match.check(text)
-    except ValueError:
-        return False
-    return bool(text.strip())
-
-
 def hold_out(path: str, count: int, train: Path, held_out: Path) -> None:
     """Write the rows of a data set to two files: `count` of them, drawn at random, to the second.
 
     The draw is always the same. Raises ConfigError if nothing would be left to learn from, or if
     rows cannot be written as JSON.
     """
-    rows = [
-        row.values
-        for row in read_rows(SourceConfig(path=path), whole=True)
-        if not isinstance(row, BadRow)
-    ]
+    rows, _ = _read_rows(path)
     if not 0 < count < len(rows):
         raise ConfigError(
             f"--eval {count}: {plural(len(rows), 'row')} cannot be divided so. Give a number of "

@@ -29,7 +29,16 @@ def placement(spec: RunSpec[Any]) -> str:
 def _step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     if spec.sampling is not None:
         return _sampled_step(spec, spec.sampling)
-    return _pairs_step(spec) if spec.workload.unit == "pair" else _sequences_step(spec)
+    work = spec.workload
+    if work.unit == "pair":
+        size = f"{work.units:,}, of two sequences of at most {work.longest:,} tokens each"
+        shared = f"computed {'once' if work.shares_prompts else 'for each response'}"
+        rows = [("pairs", size), ("prompts", shared)]
+    else:
+        most = f"at most {work.longest:,} tokens: {work.units * work.longest:,} at most"
+        rows = [("sequences", f"{work.units:,}, of {most}")]
+    unit = "pair" if work.unit == "pair" else "sequence"
+    return [*rows, _micro_batch(spec), _of_the_run(spec, work.units, unit)]
 
 
 def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
@@ -114,25 +123,6 @@ def _engine(rollout: RolloutConfig) -> str:
     )
 
 
-def _sequences_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
-    longest, count = spec.workload.longest, spec.workload.units
-    return [
-        ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
-        _micro_batch(spec),
-        _of_the_run(spec, count, "sequence"),
-    ]
-
-
-def _pairs_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
-    work = spec.workload
-    return [
-        ("pairs", f"{work.units:,}, of two sequences of at most {work.longest:,} tokens each"),
-        ("prompts", f"computed {'once' if work.shares_prompts else 'for each response'}"),
-        _micro_batch(spec),
-        _of_the_run(spec, work.units, "pair"),
-    ]
-
-
 def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str]]:
     count, longest = sampling.sequences, spec.workload.longest
     new = longest - spec.data.max_tokens
@@ -140,6 +130,8 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
     responses = plural(sampling.responses, "response")
     stored = sampling.rollout.replay
     origin = "" if stored is None else f", as {stored} stored them: no engine samples"
+    work = spec.workload
+    updates = f"{work.updates:,}, of {plural(work.units, 'sequence')} each"
     return [
         ("sequences", f"{prompts} x {responses} = {count:,}{origin}"),
         (
@@ -147,16 +139,9 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
             f"at most {spec.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "
             f"{count * longest:,} in all",
         ),
-        *_optimizer_steps(spec),
+        *([_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []),
         _of_the_run(spec, count, "sequence"),
     ]
-
-
-def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
-    """Return the table rows about optimizer steps; empty if nothing is trained."""
-    work = spec.workload
-    updates = f"{work.updates:,}, of {plural(work.units, 'sequence')} each"
-    return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []
 
 
 def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:

@@ -44,6 +44,7 @@ from plimsoll.resolve.engine_rules import known_packages
 from plimsoll.resolve.rules.machine import local_host_rules
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import nearest_existing
 from plimsoll.run.numbers import gigabytes, plural
 from plimsoll.run.readings import Footprints, Planned
 
@@ -53,28 +54,22 @@ def plan_job(spec: RunSpec[Any]) -> Plan:
 
     Raises ConfigError if the hardware, the calibration or the model's shape is unknown.
     """
-    return make_plan(spec, _ground(spec))
+    return make_plan(spec, _ground(spec, here=spec.cluster.hardware is None))
 
 
 def advise_job(spec: RunSpec[Any]) -> Advice:
     """Return advice on changes that would make the job fit; raise the errors of `plan_job`."""
-    return advise(spec, _ground(spec))
+    return advise(spec, _ground(spec, here=spec.cluster.hardware is None))
 
 
-def _ground(spec: RunSpec[Any]) -> Ground:
-    """Return the hardware and constants of a plan.
-
-    If the config names no hardware, this is the present machine, with its free disk and cards.
-    """
-    cluster = spec.cluster
-    ground = Ground(hardware_of(cluster), constants_of(cluster))
-    return ground if cluster.hardware is not None else _at_hand(spec, ground)
-
-
-def _at_hand(spec: RunSpec[Any], ground: Ground) -> Ground:
-    """Return the ground with this machine's free disk and its state."""
-    free_disk = _free_disk(RunDirectory(Path(spec.run.directory)))
-    return replace(ground, free_disk=free_disk, host=local_host_of(spec.cluster))
+def _ground(spec: RunSpec[Any], *, here: bool) -> Ground:
+    """Return the hardware and constants of a plan; `here` adds this machine's disk and state."""
+    ground = Ground(hardware_of(spec.cluster), constants_of(spec.cluster))
+    if not here:
+        return ground
+    run = RunDirectory(Path(spec.run.directory))
+    free = shutil.disk_usage(nearest_existing(run.path)).free + run.saved_bytes()
+    return replace(ground, free_disk=free, host=local_host_of(spec.cluster))
 
 
 def plan_run(spec: RunSpec[Any]) -> Plan | str:
@@ -87,7 +82,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
     and this machine cannot run the config.
     """
     cluster = spec.cluster
-    ground = _at_hand(spec, Ground(hardware_of(cluster), constants_of(cluster)))
+    ground = _ground(spec, here=True)
     assert ground.host is not None
     if cluster.address is not None and cluster.hardware is None:
         refuse_conflicts(local_host_rules(spec, ground.host))
@@ -206,10 +201,8 @@ def render_whole_plan(plan: Plan, advice: Advice | None = None) -> str:
     Bars are drawn with Unicode blocks if standard output is a UTF terminal.
     """
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
-    parts = [plan_text(plan, unicode=blocks)]
-    if advice is not None:
-        parts.append(advice_text(advice))
-    return "\n\n".join(parts)
+    text = plan_text(plan, unicode=blocks)
+    return text if advice is None else f"{text}\n\n{advice_text(advice)}"
 
 
 def apply_answer(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:
@@ -252,13 +245,6 @@ def fit_values(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, objec
 def plan_json(plan: Plan, advice: Advice | None = None) -> str:
     """Return a plan, and its advice if given, as JSON text."""
     return json.dumps(plan_values(plan) | advice_values(advice), indent=1) + "\n"
-
-
-def _free_disk(run: RunDirectory) -> int:
-    """Return the free bytes of the run's disk plus the bytes that the run has saved there."""
-    absolute = run.path.absolute()
-    existing = next(path for path in (absolute, *absolute.parents) if path.exists())
-    return shutil.disk_usage(existing).free + run.saved_bytes()
 
 
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[Problem]:

@@ -36,13 +36,9 @@ from plimsoll.resolve.model_files import (
 from plimsoll.resolve.rules.machine import missing_needs
 from plimsoll.resolve.rules.stored import check_replayed
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.reward.references import (
-    check_columns,
-    check_references,
-    check_rewards,
-    check_votes,
-)
+from plimsoll.reward.references import check_columns, check_references, check_rewards, check_votes
 from plimsoll.run.directory import RunDirectory, resume_problems
+from plimsoll.run.files import nearest_existing
 from plimsoll.run.numbers import plural
 from plimsoll.shapes.families import longrope_positions
 from plimsoll.train.notify import webhook_problems
@@ -74,7 +70,7 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
     path, why = Path(spec.run.directory), ""
-    existing = next(p for p in [path, *path.absolute().parents] if p.exists())
+    existing = path if path.exists() else nearest_existing(path)
     system = next((p for p in _OF_THE_SYSTEM if existing.resolve().is_relative_to(p)), None)
     if not existing.is_dir():
         why = f"{existing} is a file, and a directory is needed."

@@ -5,7 +5,7 @@ With `--mask` all tokens are shown, and the tokens that are learned from are mar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -25,9 +25,9 @@ from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.numbers import mean, plural, rank
 from plimsoll.run.responses import (
     ResponseGroup,
-    ResponsePiece,
     SampledResponse,
     excerpt,
+    join_branches,
     read_groups,
 )
 from plimsoll.run.trajectories import read_bounded
@@ -46,7 +46,13 @@ def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None)
     """Return an overview with a line for each group, cut to `width` characters (None: 100)."""
     head = _OVERVIEW.format("group", "reward", "lowest", "highest", "tokens", "cut off")
     room = max((_PLAIN_WIDTH if width is None else width) - len(head), 10)
-    lines = [_line(group) + excerpt(group.prompt, room) for group in groups]
+    lines = []
+    for group in groups:
+        rewards = [f"{value:.4g}" for value in (group.reward, *_ends(group))]
+        tokens = f"{fmean(r.tokens for r in group.responses):.0f}"
+        cut = f"{sum(r.cut_off for r in group.responses)}/{len(group.responses)}"
+        figures = _OVERVIEW.format(group.number, *rewards, tokens, cut)
+        lines.append(figures + excerpt(group.prompt, room))
     responses = [r for group in groups for r in group.responses]
     equal = sum(group.spread == 0 for group in groups)
     about = (
@@ -56,14 +62,6 @@ def overview_text(step: int, groups: Sequence[ResponseGroup], width: int | None)
     )
     how = "--group G shows one in full; --worst, --best and --diff STEP choose one."
     return "\n".join([about, "", head + "prompt", *lines, "", how])
-
-
-def _line(group: ResponseGroup) -> str:
-    """Return a group's line of the overview."""
-    rewards = [f"{value:.4g}" for value in (group.reward, *_ends(group))]
-    tokens = f"{fmean(r.tokens for r in group.responses):.0f}"
-    cut = f"{sum(r.cut_off for r in group.responses)}/{len(group.responses)}"
-    return _OVERVIEW.format(group.number, *rewards, tokens, cut)
 
 
 def _ends(group: ResponseGroup) -> tuple[float, float]:
@@ -78,7 +76,9 @@ def group_text(step: int, group: ResponseGroup) -> str:
 
 def pair_text(earlier: StepGroup, later: StepGroup) -> str:
     """Return a text with all responses to a prompt in two steps, the best responses first."""
-    lines = [_change(earlier, later), *_prompt_lines(later[1]), ""]
+    before, after = earlier[1].reward, later[1].reward
+    change = f"Mean reward {before:.4g} in step {earlier[0]}, {after:.4g} in step {later[0]} "
+    lines = [f"{change}({after - before:+.4g})", *_prompt_lines(later[1]), ""]
     for step, group in (earlier, later):
         lines += [_title(step, group), "", *_answers(group)]
     return "\n".join(lines)
@@ -87,8 +87,7 @@ def pair_text(earlier: StepGroup, later: StepGroup) -> str:
 def _answers(group: ResponseGroup) -> list[str]:
     """Return a text for each response: its index and figures, then its indented text."""
     return [
-        f"[{r.sample_index}] {_figures(r)}\n{indent(r.whole_text, '    ')}\n"
-        for r in group.responses
+        f"[{r.sample_index}] {_figures(r)}\n{indent(r.response, '    ')}\n" for r in group.responses
     ]
 
 
@@ -97,15 +96,6 @@ def _title(step: int, group: ResponseGroup) -> str:
     lowest, highest = _ends(group)
     spread = f" ({lowest:.4g} to {highest:.4g})" if group.spread else ""
     return f"Step {step}, group {group.number}: {count}, mean reward {group.reward:.4g}{spread}"
-
-
-def _change(earlier: StepGroup, later: StepGroup) -> str:
-    """Return a sentence with the mean rewards of two steps and their difference."""
-    before, after = earlier[1].reward, later[1].reward
-    return (
-        f"Mean reward {before:.4g} in step {earlier[0]}, {after:.4g} in step {later[0]} "
-        f"({after - before:+.4g})"
-    )
 
 
 def _prompt_lines(group: ResponseGroup) -> list[str]:
@@ -147,7 +137,7 @@ def mark_learned_tokens(
     Raises ConfigError if the run's config is not found or names code, or if an older version wrote
     the file without masks.
     """
-    tokenizer = _tokenizer(file, trusted)
+    mark = partial(_marked_text, _tokenizer(file, trusted))
     try:
         earlier = {"earlier"} & {*pq.read_schema(file).names}
         rows = read_bounded(file, [*_TOKENS, *earlier]).to_pylist()
@@ -160,7 +150,7 @@ def mark_learned_tokens(
 
     def with_marks(response: SampledResponse) -> SampledResponse:
         row = by_response[response.group, response.sample_index]
-        return replace(response, pieces=tuple(_branches(row, tokenizer)))
+        return replace(response, response=join_branches(row, mark))
 
     return [ResponseGroup([*map(with_marks, group.responses)]) for group in groups]
 
@@ -172,9 +162,8 @@ def sequences_text(file: Path, *, trusted: bool = False) -> str:
     """
     tokenizer, lines = _tokenizer(file, trusted), list[str]()
     for row in read_bounded(file).to_pylist():
-        pieces = _pieces({"prompt_tokens": [], **row}, tokenizer)
         lines += [f"step {row['step']}, sequence {row['sequence']}"]
-        lines += ["".join(piece.text for piece in pieces), ""]
+        lines += [_marked_text(tokenizer, {"prompt_tokens": [], **row}), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -196,29 +185,15 @@ def _tokenizer(file: Path, trusted: bool) -> PreTrainedTokenizerBase:
     return load_tokenizer(model.path, model.trust_remote_code)
 
 
-def _branches(
-    row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[ResponsePiece]:
-    """Yield the marked text of a response; of an episode with branches, each below a heading."""
-    branches = [*(row.get("earlier") or ()), row]
-    for number, branch in enumerate(branches, 1):
-        if len(branches) > 1:
-            yield ResponsePiece(
-                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
-            )
-        yield from _pieces(branch, tokenizer)
-
-
-def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[ResponsePiece]:
-    """Yield the decoded tokens of a row: a piece for each span that is learned or is not."""
+def _marked_text(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any]) -> str:
+    """Return the decoded tokens of a row; lines of those that are learned from begin with `+`."""
     tokens = [*row["prompt_tokens"], *row["tokens"]]
     learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
-    spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
-    for number, span in enumerate(spans):
+    texts = []
+    for is_learned, span in groupby(range(len(tokens)), learned.__getitem__):
         text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
-        mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
-        lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
-        yield ResponsePiece(lines + "\n" * (number + 1 < len(spans)), kind)
+        texts += [f"{'+ ' if is_learned else '  '}{line}" for line in text.split("\n")]
+    return "\n".join(texts)
 
 
 @dataclass(frozen=True)
@@ -259,17 +234,18 @@ def show_rollouts(path: Path, query: RolloutQuery, width: int | None) -> str:
     if query.bad and step in steps and "group" not in pq.read_schema(steps[step]).names:
         return sequences_text(steps[step], trusted=query.trusted)
     groups = _choose_groups(_read(path, steps, step), step, query)
-    if query.diff is not None:
-        pairs = _pairs(path, steps, step, groups, query)
-        if query.mask:
-            mark = partial(_mark_tokens, steps, query)
-            pairs = [(mark(earlier), mark(later)) for earlier, later in pairs]
-        return "\n\n".join(pair_text(*pair) for pair in pairs)
-    if len(groups) > query.count:
+    if query.diff is None and len(groups) > query.count:
         return overview_text(step, groups, width)
-    if query.mask:
-        groups = mark_learned_tokens(groups, steps[step], trusted=query.trusted)
-    return "\n\n".join(group_text(step, group) for group in groups)
+
+    def marked(step: int, group: ResponseGroup) -> StepGroup:
+        if query.mask:
+            [group] = mark_learned_tokens([group], steps[step], trusted=query.trusted)
+        return step, group
+
+    if query.diff is None:
+        return "\n\n".join(group_text(*marked(step, group)) for group in groups)
+    pairs = _pairs(path, steps, step, groups, query)
+    return "\n\n".join(pair_text(marked(*earlier), marked(*later)) for earlier, later in pairs)
 
 
 def _steps(path: Path) -> dict[int, Path]:
@@ -355,24 +331,14 @@ def _choose_groups(
     return chosen
 
 
-GroupPair = tuple[StepGroup, StepGroup]
-"""A prompt's group in an earlier step, and its group in a later step."""
-
-
-def _mark_tokens(steps: Mapping[int, Path], query: RolloutQuery, placed: StepGroup) -> StepGroup:
-    step, group = placed
-    [marked] = mark_learned_tokens([group], steps[step], trusted=query.trusted)
-    return step, marked
-
-
 def _pairs(
     path: Path,
     steps: Mapping[int, Path],
     step: int,
     groups: Sequence[ResponseGroup],
     query: RolloutQuery,
-) -> list[GroupPair]:
-    """Return the pairs of groups whose mean reward differs most between two steps.
+) -> list[tuple[StepGroup, StepGroup]]:
+    """Return the pairs of groups whose mean reward differs most between two steps, in their order.
 
     There are at most `query.count`. Each pair has the same prompt in both steps.
     """
@@ -380,7 +346,17 @@ def _pairs(
     by_prompt = {_prompt(group): group for group in _read(path, steps, query.diff)}
     pairs = [(group, by_prompt[_prompt(group)]) for group in groups if _prompt(group) in by_prompt]
     if not pairs:
-        raise ConfigError(_no_pair(steps, step, groups, query.diff))
+        indices = set(map(_prompt, groups))
+        shared = [
+            place
+            for place, file in steps.items()
+            if place != step
+            and not indices.isdisjoint(read_bounded(file, ["prompt_index"])[0].to_pylist())
+        ]
+        where = f"Steps that have some: {_spans(shared)}" if shared else "No other step has any"
+        raise ConfigError(
+            f"Step {query.diff} has none of the requested prompts of step {step}. {where}."
+        )
     pairs.sort(key=lambda pair: -rank(abs(pair[0].reward - pair[1].reward)))
     placed = [((step, group), (query.diff, before)) for group, before in pairs[: query.count]]
     return [(b, a) if b[0] < a[0] else (a, b) for a, b in placed]
@@ -389,17 +365,3 @@ def _pairs(
 def _prompt(group: ResponseGroup) -> int:
     """Return the number that identifies a prompt in all steps."""
     return group.responses[0].prompt_index
-
-
-def _no_pair(
-    steps: Mapping[int, Path], step: int, groups: Sequence[ResponseGroup], other_step: int
-) -> str:
-    indices = set(map(_prompt, groups))
-    shared = [
-        place
-        for place, path in steps.items()
-        if place != step
-        and not indices.isdisjoint(read_bounded(path, ["prompt_index"])[0].to_pylist())
-    ]
-    where = f"Steps that have some: {_spans(shared)}" if shared else "No other step has any"
-    return f"Step {other_step} has none of the requested prompts of step {step}. {where}."

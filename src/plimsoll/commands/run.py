@@ -5,8 +5,6 @@ If the run exhausts its memory, the error explains why, and says which settings 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +25,24 @@ from plimsoll.run.output import tell
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:
     """Run the job of a spec, then write its report.
 
-    `plan` is the memory plan, or a text that says why there is none.
+    `plan` is the memory plan, or a text that says why there is none. An OutOfMemory gets an
+    explanation, which is also written to the run directory.
     """
-    with explaining_shortage(spec):
+    directory = RunDirectory(Path(spec.run.directory))
+    try:
         planned = replace(summarize_plan(spec, plan), explain=partial(explanation_of, spec))
         spec.job.load_loop().run(spec, planned)
-    leave_report(Path(spec.run.directory))
+    except OutOfMemory as error:
+        if error.incident.phase is None:
+            raise
+        text = f"{error}\n{explanation_of(spec, error.incident, error.incident.phase)}"
+        write_whole(directory.out_of_memory_path, f"{text}\n")
+        where = f"This is in {directory.out_of_memory_path}, too."
+        explained = OutOfMemory(f"{text}\n{where}", error.incident)
+        for note in notes_of(error):
+            explained.add_note(note)
+        raise explained from error
+    leave_report(directory.path)
 
 
 def leave_report(directory: Path) -> None:
@@ -45,27 +55,6 @@ def leave_report(directory: Path) -> None:
     except Exception as error:  # noqa: BLE001  no page is worth a run that is done
         why = str(error) if isinstance(error, PlimsollError) else repr(error)
         tell(f"no report.html, which `plimsoll report {directory}` would write: {why}")
-
-
-@contextmanager
-def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
-    """Add an explanation to an OutOfMemory that the block raises.
-
-    The explanation is also written to the run directory.
-    """
-    try:
-        yield
-    except OutOfMemory as error:
-        if error.incident.phase is None:
-            raise
-        directory = RunDirectory(Path(spec.run.directory))
-        text = f"{error}\n{explanation_of(spec, error.incident, error.incident.phase)}"
-        write_whole(directory.out_of_memory_path, f"{text}\n")
-        full_text = f"{text}\nThis is in {directory.out_of_memory_path}, too."
-        explained = OutOfMemory(full_text, error.incident)
-        for note in notes_of(error):
-            explained.add_note(note)
-        raise explained from error
 
 
 def explanation_of(spec: RunSpec[Any], incident: Incident, phase: str) -> str:

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,17 +109,10 @@ HttpReply = tuple[int, dict[str, Any]]
 """An HTTP status, and JSON."""
 
 
-@dataclass(frozen=True)
-class ServedRewards:
-    """The rewards and reward models of a config that are served."""
-
-    spec: RunSpec[RlConfig]
-    rewards: Mapping[str, RewardConfig]
-    models: tuple[str, ...]
-
-
-def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> ServedRewards:
-    """Return the rewards and reward models of a config to serve; all, or only `name`.
+def choose_rewards(
+    config: str, flags: Sequence[str], name: str | None
+) -> tuple[RunSpec[RlConfig], dict[str, RewardConfig], list[str]]:
+    """Return a spec, its rewards and its reward models to serve; all, or only `name`.
 
     Raises ConfigError if there are none, or if a reward cannot be used here.
     """
@@ -137,10 +130,16 @@ def choose_rewards(config: str, flags: Sequence[str], name: str | None) -> Serve
         raise ConfigError(f"{config} has no reward {name!r}. It has: {names}.")
     chosen = {key: reward for key, reward in rewards.items() if name in (None, key)}
     refuse(check_rewards(chosen))
-    return ServedRewards(spec, chosen, tuple(key for key in models if name in (None, key)))
+    return spec, chosen, [key for key in models if name in (None, key)]
 
 
-def serve(chosen: ServedRewards, host: str, port: int) -> None:
+def serve(
+    spec: RunSpec[RlConfig],
+    rewards: Mapping[str, RewardConfig],
+    models: Sequence[str],
+    host: str,
+    port: int,
+) -> None:
     """Serve requests until the process is interrupted; raise ConfigError for a used address."""
     with ExitStack() as stack:
         place = stack.enter_context(bind_socket(host, port))
@@ -148,10 +147,10 @@ def serve(chosen: ServedRewards, host: str, port: int) -> None:
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
             ).submit
-            for name, reward in chosen.rewards.items()
+            for name, reward in rewards.items()
         }
-        if chosen.models:
-            served |= stack.enter_context(_open_models(chosen.spec, chosen.models))
+        if models:
+            served |= stack.enter_context(_open_models(spec, models))
         guard = Guard(os.environ.get(TOKEN) or secrets.token_urlsafe(24), host)
         shown = f"${TOKEN}" if os.environ.get(TOKEN) else guard.token  # a chosen one stays secret
         print(f"Header of every caller: Authorization, with Bearer and: {shown}")
@@ -178,9 +177,9 @@ async def answer(submit: _ServedScore, body: bytes) -> HttpReply:
         scored = await asyncio.wrap_future(submit(trajectories))
     except (ValueError, PlimsollError) as error:
         return 422, {"detail": str(error)}
-    if "trajectories" in request:
-        return 200, {"rewards": _rewards(trajectories, scored)}
     rewards = _rewards(trajectories, scored)
+    if "trajectories" in request:
+        return 200, {"rewards": rewards}
     if failed := [reward["failed"] for reward in rewards if isinstance(reward, dict)]:
         return 500, {"detail": failed[0]}
     return 200, {"rewards": rewards, "scores": rewards, "extra_logs": {}}

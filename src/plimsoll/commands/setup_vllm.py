@@ -13,11 +13,12 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.versions import installed_version
 from plimsoll.sampler.vllm.rules import BUILDS, VERSION
 
 _COMPILER = "triton"
@@ -32,14 +33,14 @@ def setup_vllm(backend: str) -> None:
     """
     package = BUILDS[backend]
     for rival in {*BUILDS.values()} - {package}:
-        if (there := _installed_version(rival)) is not None:
+        if (there := installed_version(rival)) is not None:
             raise PlimsollError(
                 f"{rival} {there} is installed in {sys.prefix}, and {package} has files of the "
                 f"same names: `{sys.executable} -m pip uninstall {rival}` first."
             )
     _pip("install", "--no-deps", f"{package}=={VERSION}")
     _pip("install", *needed_packages(requires(package) or ()))
-    if version("torch").endswith("+cpu") and _installed_version(_COMPILER):
+    if str(installed_version("torch")).endswith("+cpu") and installed_version(_COMPILER):
         _pip("uninstall", "--yes", _COMPILER)
     print(f"{package} {VERSION} is installed in {sys.prefix}; `plimsoll doctor` looks at the rest.")
 
@@ -52,13 +53,6 @@ def needed_packages(requirements: Iterable[str]) -> list[str]:
     parsed = [Requirement(r) for r in requirements]
     valid = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
     return [str(r).replace("+cpu", "") for r in valid if r.name.lower() not in LEFT_OUT]
-
-
-def _installed_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _pip(*arguments: str) -> None:

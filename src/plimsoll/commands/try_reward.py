@@ -11,7 +11,7 @@ shows what each would have given beside what the run gave.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from math import inf, isclose, isnan, nan
 from pathlib import Path
@@ -43,101 +43,8 @@ _SHOWN = 28
 _FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class TriedResponse:
-    """A response to a row, with the value that each reward gave it."""
-
-    row: int
-    """The number of the row, from 0."""
-    kind: str
-    """Where the text comes from: `reference`, `another row's` or `empty`."""
-    trajectory: Trajectory
-    values: Mapping[str, float | None]
-    """The values by reward; None where the reward failed."""
-
-
-@dataclass(frozen=True)
-class TriedRewards:
-    """What the rewards of a config gave to the first rows of a source."""
-
-    source: str
-    responses: tuple[TriedResponse, ...]
-    failures: tuple[str, ...]
-    """The first failure of each reward that failed."""
-    left_out: tuple[str, ...]
-    """Parts of the reward that are not called, each with the reason."""
-
-    def text(self) -> str:
-        """Return the table, and below it what stands out."""
-        names = list(self.responses[0].values)
-        rows = [["row", "response", *names]]
-        for tried in self.responses:
-            shown = " ".join(tried.trajectory.response_text.split())[:_SHOWN]
-            label = f"{tried.kind}: {shown}" if shown else tried.kind
-            values = (tried.values[name] for name in names)
-            rows.append(
-                [str(tried.row), label, *(_FAILED if v is None else f"{v:.4g}" for v in values)]
-            )
-        table = _align(rows, left=(0, 1))
-        head = f"first rows of {self.source}; values before weight and normalize"
-        notes = [*(f"left out: {part}" for part in self.left_out), *self._remarks()]
-        return "\n".join([head, "", *table, *([""] if notes else []), *notes])
-
-    def _remarks(self) -> Iterator[str]:
-        for name in self.responses[0].values:
-            values = {tried.values[name] for tried in self.responses}
-            if len(values) == 1 and None not in values:
-                yield f"note: rewards.{name} gives all responses the same value, {values.pop():.4g}"
-
-
-@dataclass(frozen=True)
-class ScoredAgain:
-    """A step's responses with the rewards that a run gave, and those of another config."""
-
-    where: str
-    """The step and its run."""
-    pairs: tuple[tuple[Trajectory, Mapping[str, float | None]], ...]
-    """Each response as the run scored it, with the new values by reward; None where one failed."""
-    weights: Mapping[str, float]
-    """The new weights of the rewards that were called."""
-    kept: Mapping[str, float]
-    """The new weights of parts that keep the run's values, as they cannot be called."""
-    shown: int
-    """How many of the responses with the largest changes are shown."""
-    failures: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def text(self) -> str:
-        """Return the means of each reward, and the responses whose reward changed most."""
-        head = ["reward", "of the run", "now", "changed"]
-        names = dict.fromkeys((*(p.name for t, _ in self.pairs for p in t.rewards), *self.weights))
-        rows = [[name, *self._means(name)] for name in names]
-        rows.append(["in all", *_compared([(t.reward, self._now(t, v)) for t, v in self.pairs])])
-        moved = sorted(self.pairs, key=self._change, reverse=True)[: self.shown]
-        cases = [
-            [f"{t.group}.{t.sample_index}", f"{t.reward:.4g}", f"{self._now(t, v):.4g}", _line(t)]
-            for t, v in moved
-            if self._change((t, v)) > 0
-        ]
-        lines = [f"{self.where}: {plural(len(self.pairs), 'response')}", ""]
-        lines += _align([head, *rows], left=(0,))
-        if cases:
-            lines += ["", *_align([["response", "of the run", "now", ""], *cases], left=(0, 3))]
-        return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
-
-    def _means(self, name: str) -> tuple[str, str, str]:
-        values = [(_given(t, name), v.get(name)) for t, v in self.pairs]
-        return _compared(values)
-
-    def _now(self, t: Trajectory, values: Mapping[str, float | None]) -> float:
-        """Return the reward by the new weights, of new values and those that are kept."""
-        kept = [p.value * self.kept[p.name] for p in t.rewards if p.name in self.kept]
-        new = [nan if v is None else v * self.weights[name] for name, v in values.items()]
-        return sum((*kept, *new))
-
-    def _change(self, pair: tuple[Trajectory, Mapping[str, float | None]]) -> float:
-        change = abs(self._now(*pair) - pair[0].reward)
-        return inf if isnan(change) else change
+_Scored = tuple[Trajectory, Mapping[str, float | None]]
+"""A response as a run scored it, and the new values by reward; None where one failed."""
 
 
 def _given(trajectory: Trajectory, name: str) -> float | None:
@@ -171,8 +78,11 @@ def _line(trajectory: Trajectory) -> str:
 
 def score_again(
     config: str, flags: Sequence[str], run: Path, step: int | None, shown: int
-) -> ScoredAgain:
-    """Return what a config's rewards give to the responses of a step (None: the last) of a run.
+) -> tuple[str, list[str]]:
+    """Call a config's rewards on the responses of a step (None: the last) of a run.
+
+    Return the means of each reward before and now, and the `shown` responses whose reward changed
+    most, as text; and the first failure of each reward that failed.
 
     Raises ConfigError if the config has no rewards that can be called, or the run has no such step.
     """
@@ -180,33 +90,75 @@ def score_again(
     number, path = existing_run(run).sampled_step(step)
     stored = read_trajectories(path)
     # Each in a group of its own, as a failure ends the scoring of its group.
-    apart = [replace(t, group=i) for i, t in enumerate(stored)]
-    columns, failures = _all_values(called, apart)
-    given = [
-        (t, {name: values[i] for name, values in columns.items()}) for i, t in enumerate(stored)
-    ]
-    notes = [f"left out: {part}" for part in left_out]
-    notes += [
-        f"note: rewards.{name} is normalised in a run; its values now are those before"
-        for name, part in called.items()
-        if part.normalize
-    ]
-    weights = {name: part.weight for name, part in called.items()}
+    columns, failures = _all_values(called, [replace(t, group=i) for i, t in enumerate(stored)])
+    scored = [(t, {name: columns[name][i] for name in columns}) for i, t in enumerate(stored)]
     stored_weights = {p.name: p.weight for t in stored[:1] for p in t.rewards}
     models = spec.config.scoring_models
-    kept = {
+    kept = {  # parts that cannot be called keep the run's values
         name: models[name].weight if name in models else weight
         for name, weight in stored_weights.items()
-        if name in spec.config.parts and name not in weights
+        if name in spec.config.parts and name not in called
     }
-    gone = [name for name in stored_weights if name not in spec.config.parts]
-    notes += [f"note: the run's reward {name} is not in this config" for name in gone]
-    where = f"step {number} of {run}"
-    return ScoredAgain(where, tuple(given), weights, kept, shown, tuple(failures), tuple(notes))
+    weights = kept | {name: part.weight for name, part in called.items()}
+    notes = [
+        *(f"left out: {part}" for part in left_out),
+        *(
+            f"note: rewards.{name} is normalised in a run; its values now are those before"
+            for name, part in called.items()
+            if part.normalize
+        ),
+        *(
+            f"note: the run's reward {name} is not in this config"
+            for name in stored_weights
+            if name not in spec.config.parts
+        ),
+    ]
+    now = [_weighted(response, weights) for response in scored]
+    lines = [f"step {number} of {run}: {plural(len(stored), 'response')}", ""]
+    lines += [*_table_of_means(scored, now, [*called]), *_table_of_changes(scored, now, shown)]
+    return "\n".join([*lines, *([""] if notes else []), *notes]), failures
 
 
-def try_rewards(config: str, flags: Sequence[str], count: int) -> TriedRewards:
-    """Return the values of a config's rewards on the first `count` rows of its first source.
+def _weighted(response: _Scored, weights: Mapping[str, float]) -> float:
+    """Return the reward by the new weights, of new values and those of the run that are kept."""
+    trajectory, values = response
+    kept = {p.name: p.value for p in trajectory.rewards if p.name in weights}
+    new = {name: nan if value is None else value for name, value in values.items()}
+    return sum(value * weights[name] for name, value in (kept | new).items())
+
+
+def _table_of_means(
+    scored: Sequence[_Scored], now: Sequence[float], called: Sequence[str]
+) -> list[str]:
+    names = dict.fromkeys((*(p.name for t, _ in scored for p in t.rewards), *called))
+    rows = [
+        (name, *_compared([(_given(t, name), values.get(name)) for t, values in scored]))
+        for name in names
+    ]
+    in_all = _compared([(t.reward, new) for (t, _), new in zip(scored, now, strict=True)])
+    return _align([("reward", "of the run", "now", "changed"), *rows, ("in all", *in_all)], (0,))
+
+
+def _table_of_changes(scored: Sequence[_Scored], now: Sequence[float], shown: int) -> list[str]:
+    """Return a table of the responses whose reward changed most, after an empty line."""
+    changes = [
+        (inf if isnan(new) or isnan(t.reward) else abs(new - t.reward), t, new)
+        for (t, _), new in zip(scored, now, strict=True)
+    ]
+    changes.sort(key=lambda change: change[0], reverse=True)
+    cases = [
+        (f"{t.group}.{t.sample_index}", f"{t.reward:.4g}", f"{new:.4g}", _line(t))
+        for change, t, new in changes[:shown]
+        if change > 0
+    ]
+    return ["", *_align([("response", "of the run", "now", ""), *cases], (0, 3))] if cases else []
+
+
+def try_rewards(config: str, flags: Sequence[str], count: int) -> tuple[str, list[str]]:
+    """Call a config's rewards on the first `count` rows of its first source.
+
+    Return a table of the values with what stands out, as text; and the first failure of each reward
+    that failed.
 
     Raises ConfigError if the config has no rewards that can be called, or rows cannot be read.
     """
@@ -215,14 +167,22 @@ def try_rewards(config: str, flags: Sequence[str], count: int) -> TriedRewards:
     refuse(check_source(key, source))
     refuse(check_first_columns(key, source, spec.data.on_bad_row))
     refuse(reward_problems(spec))
-    prompts = _first_prompts(spec, source, count)
-    responses = [*_responses(prompts)]
-    values, failures = _all_values(called, [trajectory for *_, trajectory in responses])
-    tried = (
-        TriedResponse(row, kind, trajectory, {name: values[name][i] for name in values})
-        for i, (row, kind, trajectory) in enumerate(responses)
-    )
-    return TriedRewards(key, tuple(tried), tuple(failures), tuple(left_out))
+    responses = [*_responses(_first_prompts(spec, source, count))]
+    columns, failures = _all_values(called, [trajectory for *_, trajectory in responses])
+    rows = [["row", "response", *columns]]
+    for i, (row, kind, trajectory) in enumerate(responses):
+        text = " ".join(trajectory.response_text.split())[:_SHOWN]
+        values = (column[i] for column in columns.values())
+        cells = (_FAILED if value is None else f"{value:.4g}" for value in values)
+        rows.append([str(row), f"{kind}: {text}" if text else kind, *cells])
+    notes = [f"left out: {part}" for part in left_out]
+    for name, column in columns.items():
+        if len({*column}) == 1 and column[0] is not None:
+            same = f"{column[0]:.4g}"
+            notes.append(f"note: rewards.{name} gives all responses the same value, {same}")
+    head = f"first rows of {key}; values before weight and normalize"
+    lines = [head, "", *_align(rows, left=(0, 1)), *([""] if notes else []), *notes]
+    return "\n".join(lines), failures
 
 
 def _callable_rewards(

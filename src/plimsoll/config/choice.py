@@ -14,7 +14,6 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,16 +104,13 @@ def positional_parameters(choice: Choice, package: str) -> tuple[str, ...]:
     Raises:
         ConfigError: the name cannot be used.
     """
-    return _signature(choice, package).arguments
+    parameters, _ = _signature(choice, package)
+    return tuple(name for name, p in parameters.items() if p.kind in _POSITIONAL)
 
 
-@dataclass(frozen=True)
-class _Signature:
-    """A function's positional parameters, its options, and the namespace of their types."""
-
-    arguments: tuple[str, ...]
-    options: Mapping[str, inspect.Parameter]
-    scope: Mapping[str, Any]
+_Signature = tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]
+"""A function's parameters by name, and the namespace of their types."""
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _signature(choice: Choice, package: str) -> _Signature:
@@ -124,34 +120,26 @@ def _signature(choice: Choice, package: str) -> _Signature:
 
 
 def _signature_of(function: Callable[..., Any]) -> _Signature:
-    parameters = inspect.signature(function).parameters
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return _Signature(
-        tuple(name for name, p in parameters.items() if p.kind in kinds),
-        {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY},
-        inspect.unwrap(function).__globals__,
-    )
+    return inspect.signature(function).parameters, inspect.unwrap(function).__globals__
 
 
 @functools.cache  # a search for what fits checks the same names hundreds of times
 def _written_signature(name: str, package: str) -> _Signature:
-    parameters = _built_in(name, package, None)[1].args
-    options = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
-    return _Signature(
-        tuple(argument.arg for argument in [*parameters.posonlyargs, *parameters.args]),
-        {option.arg: _written_option(option, default) for option, default in options},
-        vars(base),
-    )
-
-
-def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parameter:
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        option.arg,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=empty if default is None else ast.unparse(default),
-        annotation=empty if option.annotation is None else ast.unparse(option.annotation),
-    )
+    written, empty = _built_in(name, package, None)[1].args, inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(argument.arg, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for argument in (*written.posonlyargs, *written.args)
+    ]
+    parameters += [
+        inspect.Parameter(
+            option.arg,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if default is None else ast.unparse(default),
+            annotation=empty if option.annotation is None else ast.unparse(option.annotation),
+        )
+        for option, default in zip(written.kwonlyargs, written.kw_defaults, strict=True)
+    ]
+    return {parameter.name: parameter for parameter in parameters}, vars(base)
 
 
 def _built_in(name: str, package: str, function: str | None) -> tuple[str, ast.FunctionDef]:
@@ -199,7 +187,8 @@ def _own_function(name: str, awaited: bool = False) -> Callable[..., Any]:
 
 
 def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
-    parameters = function.options
+    every, scope = function
+    parameters = {n: p for n, p in every.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for name in choice.options:
         if name not in parameters:
             raise ConfigError(
@@ -210,26 +199,28 @@ def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in choice.options:
             raise ConfigError(f"{choice.name!r} needs the option {name!r}: it has no default.")
-    hints = _hints(choice.name, function)
+    hints = _hints(choice.name, parameters, scope)
     return {
         name: _checked_value(choice.name, name, value, hints[name])
         for name, value in choice.options.items()
     }
 
 
-def _hints(name: str, function: _Signature) -> dict[str, Any]:
+def _hints(
+    name: str, options: Mapping[str, inspect.Parameter], scope: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the type of each option by name.
 
     Annotations of other parameters are not read: they may name what only a type checker imports.
     """
     annotations = {
         option: Any if p.annotation is inspect.Parameter.empty else p.annotation
-        for option, p in function.options.items()
+        for option, p in options.items()
     }
     try:
         return get_type_hints(
             SimpleNamespace(__annotations__=annotations),
-            globalns=dict(function.scope),
+            globalns=dict(scope),
             include_extras=True,
         )
     except NameError as error:

@@ -207,9 +207,9 @@ class DataConfig(Settings):
 
     @property
     def rendered_by(self) -> str | None:
-        """The chat template as written; `none` if all sources are documents of plain text."""
-        plain = all(source.text is not None for source in self.sources().values())
-        return "none" if plain else self.chat_template
+        """The chat template as written; `none` if all rows are documents of plain text."""
+        only_text = all(source.text is not None for source in self.sources().values())
+        return "none" if only_text else self.chat_template
 
     def template_of(self, source: SourceConfig) -> str | None:
         """Return the chat template of a source's rows as it is written; `none` for documents."""

@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -150,13 +150,8 @@ _Pair = tuple[yaml.Node, yaml.Node]
 _ANCHOR = re.compile(r"(&\S+\s+)?")
 
 
-@dataclass(frozen=True)
-class _Edit:
-    """A replacement of the text from start to end."""
-
-    start: int
-    end: int
-    text: str
+_Edit = tuple[int, int, str]
+"""A replacement: where it starts and ends in the text, and what comes in its place."""
 
 
 def write_flags(text: str, name: str, flags: Sequence[Flag]) -> str:
@@ -173,8 +168,12 @@ def write_flags(text: str, name: str, flags: Sequence[Flag]) -> str:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):  # the text is empty or has only comments
         return f"{text}{write_tree(wanted)}".lstrip("\n")
-    edits = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda edit: edit.start)
-    edited = _apply_edits(text, edits)
+    edits = sorted(_Editor(text).mapping(root, tree.values, wanted), key=lambda edit: edit[0])
+    edited, at = "", 0
+    for start, end, new_text in edits:
+        edited += text[at:start] + new_text
+        at = end
+    edited += text[at:]
     if not _is_as_wanted(edited, name, wanted):
         typed = " ".join(f"{flag.name} {write_value(flag.value)}" for flag in flags)
         raise ConfigError(
@@ -190,20 +189,11 @@ def _is_as_wanted(text: str, name: str, wanted: Mapping[str, object]) -> bool:
         return False
 
 
-def _apply_edits(text: str, edits: Sequence[_Edit]) -> str:
-    parts, at = [], 0
-    for edit in edits:
-        parts += [text[at : edit.start], edit.text]
-        at = edit.end
-    return "".join([*parts, text[at:]])
-
-
 def _exact(value: object) -> str:
     """Return a text that distinguishes `true` from 1, and 1 from 1.0."""
     return json.dumps(value, sort_keys=True)
 
 
-@dataclass(frozen=True)
 class _Editor:
     """Compares the values in a document with the wanted values, and yields the edits.
 
@@ -213,16 +203,13 @@ class _Editor:
         anchored: wanted values of nodes, by the id of the node.
     """
 
-    text: str
-    aliases: Sequence[tuple[int, int]]
-    anchored: dict[int, object] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, text: str) -> _Editor:
-        """Return an editor of a document."""
+    def __init__(self, text: str) -> None:
         tokens = yaml.scan(text, Loader=yaml.SafeLoader)
         aliases = [token for token in tokens if type(token) is yaml.AliasToken]
-        return cls(text, [(a.start_mark.index, a.end_mark.index) for a in aliases])
+        self.text = text
+        self.aliases: list[tuple[int, int]]
+        self.aliases = [(a.start_mark.index, a.end_mark.index) for a in aliases]
+        self.anchored: dict[int, object] = {}
 
     def mapping(
         self, node: yaml.MappingNode, held: Mapping[str, object], wanted: Mapping[str, object]
@@ -273,9 +260,9 @@ class _Editor:
         if within.flow_style or not isinstance(wanted, Mapping) or not wanted:
             space = " " * (self.text[start - 1] == ":")
             line = "\n" * self.text[start:end].endswith("\n")  # the value is a block of text
-            yield _Edit(start, end, f"{space}{write_value(wanted)}{line}")
+            yield start, end, f"{space}{write_value(wanted)}{line}"
             return
-        yield _Edit(len(self.text[:start].rstrip(" ")), end, "")
+        yield len(self.text[:start].rstrip(" ")), end, ""
         yield self._insert_below(end, key.start_mark.column + 2, wanted)
 
     def _add_keys(self, node: yaml.MappingNode, missing: Mapping[str, object]) -> _Edit:
@@ -283,7 +270,7 @@ class _Editor:
         if node.flow_style:
             pairs = write_value(missing)[1:-1]
             at = self._end_of_last(node) if node.value else self._end(node) - 1
-            return _Edit(at, at, f", {pairs}" if node.value else pairs)
+            return at, at, f", {pairs}" if node.value else pairs
         return self._insert_below(self._end(node), node.value[0][0].start_mark.column, missing)
 
     def _insert_below(self, at: int, column: int, values: Mapping[str, object]) -> _Edit:
@@ -291,7 +278,7 @@ class _Editor:
         new_lines = textwrap.indent(write_tree(dict(values)), " " * column)
         if self.text[at - 1] != "\n":
             at = self.text.index("\n", at) + 1
-        return _Edit(at, at, new_lines)
+        return at, at, new_lines
 
     def _end(self, node: yaml.Node) -> int:
         """Return the position after a node's last character.
@@ -306,5 +293,5 @@ class _Editor:
         last = node.value[-1]
         before, value = last if isinstance(last, tuple) else (node, last)
         if value.start_mark.index < before.start_mark.index:
-            return [end for _, end in self.aliases if end <= node.end_mark.index][-1]
+            return max(end for _, end in self.aliases if end <= node.end_mark.index)
         return self._end(value)

@@ -29,12 +29,6 @@ from plimsoll.config.yaml_tree import Path, write_tree
 from plimsoll.errors import ConfigError
 
 
-def field_doc(model: type, name: str) -> str:
-    """Return the text below a field of a class, or of the class that it inherits the field from."""
-    texts = (_texts_in(cls.__module__).get(cls.__qualname__, {}) for cls in model.__mro__)
-    return next((text[name] for text in texts if name in text), "")
-
-
 @cache
 def _texts_in(module: str) -> Mapping[str, Mapping[str, str]]:
     """Return the texts of a module's classes, by the class and the field; {} without source."""
@@ -105,8 +99,10 @@ class Key:
 
 def keys_of(model: type[Settings], above: Path = ()) -> Iterator[Key]:
     """Yield every section and key of a config model, in the order of its fields."""
+    texts = [_texts_in(cls.__module__).get(cls.__qualname__, {}) for cls in model.__mro__]
     for name, field in model.model_fields.items():
-        doc = field.description or field_doc(model, name)
+        # The text below the field, in the class or in the one that it inherits the field from.
+        doc = field.description or next((text[name] for text in texts if name in text), "")
         yield from _keys_of_field((*above, name), field, doc)
 
 

@@ -67,7 +67,11 @@ def read_config_text(path: str) -> str:
         text.encode(sys.getfilesystemencoding())
         return text
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no such config file.{_near_file(path)}") from error
+        folder = FilePath(path).parent
+        names = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+        close = difflib.get_close_matches(FilePath(path).name, names, n=1)
+        near = f"Nearest: {folder / close[0]}." if close else "Check the path."
+        raise ConfigError(f"{path}: there is no such config file. {near}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
     except UnicodeEncodeError as error:
@@ -78,13 +82,6 @@ def read_config_text(path: str) -> str:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a YAML file.") from error
-
-
-def _near_file(path: str) -> str:
-    folder = FilePath(path).parent
-    names = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
-    close = difflib.get_close_matches(FilePath(path).name, names, n=1)
-    return f" Nearest: {folder / close[0]}." if close else " Check the path."
 
 
 def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:

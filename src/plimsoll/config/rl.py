@@ -17,9 +17,8 @@ from plimsoll.config.base import (
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
-from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.rollout import EnvironmentConfig, RolloutConfig, SamplingConfig
 from plimsoll.config.run import JobConfig, RlBatch
 
 PACKAGE = "plimsoll.algorithm"

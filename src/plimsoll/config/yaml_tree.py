@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -176,14 +176,12 @@ def write_value(value: object) -> str:
     return str(text).removesuffix("...\n").strip()
 
 
-@dataclass(frozen=True)
 class _Reader:
     """Walks the nodes of one document, and notes in `origins` where keys were written."""
 
-    loader: _Loader
-    name: str
-    origins: dict[Path, str]
-    number: Iterator[int] = field(default_factory=itertools.count)
+    def __init__(self, loader: _Loader, name: str, origins: dict[Path, str]) -> None:
+        self.loader, self.name, self.origins = loader, name, origins
+        self.number = itertools.count()
 
     def value(self, node: yaml.Node, path: Path, above: tuple[int, ...]) -> object:
         """Return the value of a node at `path`; `above` has the ids of the nodes around it."""
@@ -236,17 +234,15 @@ _SCALAR_TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str")}
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, name: str) -> str:
-    mark = error.problem_mark or error.context_mark
-    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-    snippet = mark.get_snippet(indent=6) if mark and "://" not in _line_of(mark) else None
+    mark, place, snippet = error.problem_mark or error.context_mark, name, None
+    if mark is not None:
+        place = f"{name}:{mark.line + 1}:{mark.column + 1}"
+        text, at = mark.buffer or "", mark.pointer
+        line = text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
+        # Of a line with a URL, a snippet may show a piece.
+        snippet = None if "://" in line else mark.get_snippet(indent=6)
     what = ", ".join(part for part in (error.context, error.problem) if part)
     return f"{place}: this is not YAML: {what}." + (f"\n{snippet}" if snippet else "")
-
-
-def _line_of(mark: yaml.Mark) -> str:
-    """Return the whole line of a mark, of which a snippet may show a part: a piece of a URL."""
-    text, at = mark.buffer or "", mark.pointer
-    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
 
 
 def _kind(value: object) -> str:

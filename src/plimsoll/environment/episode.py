@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import ENVIRONMENT
-from plimsoll.config.rollout import SamplingConfig
+from plimsoll.config.rollout import EnvironmentConfig, SamplingConfig
 from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.environment.messages import TurnCodec, render_message, say_the_same, with_call_ids

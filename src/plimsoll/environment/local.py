@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rollout import EnvironmentConfig
 from plimsoll.environment.opening import EnvironmentFactory, load_functions, open_environment
 from plimsoll.environment.protocol import (
     READ,

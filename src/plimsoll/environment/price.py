@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.rollout import EnvironmentConfig, RolloutConfig
 from plimsoll.reward.references import processes_item
 from plimsoll.timeline.items import Item
 

@@ -72,9 +72,9 @@ from plimsoll.rl.setup import (
     wake_sleeping_ranks,
 )
 from plimsoll.rl.source import Experience, Recorded, Revived, Source
-from plimsoll.run.bad_steps import BAD_STEPS, BadNumbers
 from plimsoll.run.displays import Advance, counting
 from plimsoll.run.files import explaining_errors
+from plimsoll.run.health import BAD_STEPS, BadNumbers
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
@@ -265,9 +265,8 @@ def record_draw(
         write_trajectories(path, step, experience.trajectories, tokens, draw)
         with explaining_errors(path):
             fault_point("rollouts.write", step, path=path)
-    oldest = directory.oldest_checkpoint()
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
-    left = experience.unlearned, next_place, -1 if oldest is None else oldest[0]
+    left = experience.unlearned, next_place, min(directory.checkpoints(), default=-1)
     work.session.journal.keep(lambda key: is_open(key, *left))
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from plimsoll.config.problems import Code, show
 from plimsoll.memory.contents.stores import Store, Verdict
-from plimsoll.memory.levers.catalogue import levers_by_rank
 from plimsoll.memory.levers.descent import Descent, Turned, cost_of, effect_of, move_of
+from plimsoll.memory.levers.levers import levers_by_rank
 from plimsoll.memory.levers.trials import Change, Trial, Trials, changes_between, split_key
 from plimsoll.memory.plan import WIDTH, wrap_lines
 from plimsoll.memory.weigh import Ground, Plan
@@ -117,10 +117,8 @@ def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
 
 def _of_each_kind(trials: Trials) -> Iterator[Suggestion]:
     """Yield the cheapest answer of each kind, the most welcome first; none if the config fits."""
-    for effect in EFFECTS if trials.root.rank else ():
-        suggestion = _of_kind(trials, effect)
-        if suggestion is not None:
-            yield suggestion
+    effects = EFFECTS if trials.root.rank else ()
+    yield from filter(None, (_of_kind(trials, effect) for effect in effects))
 
 
 def _drop_extensions(suggestions: Sequence[Suggestion]) -> Iterator[Suggestion]:
@@ -316,18 +314,17 @@ def change_lines(suggestion: Suggestion) -> Iterator[str]:
 
 def advice_values(advice: Advice | None) -> dict[str, Any]:
     """Return the suggestions as JSON values; none if there is no advice."""
-    answers = () if advice is None else advice.answers
-    return {"suggestions": [_values(number, answer) for number, answer in enumerate(answers, 1)]}
-
-
-def _values(number: int, answer: Suggestion) -> dict[str, Any]:
-    return {
-        "number": number,
-        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in answer.changes],
-        "flags": answer.flags,
-        "effect": answer.effect,
-        "verdict": answer.verdict,
-        "device_bytes": answer.device_bytes,
-        "host_bytes": answer.host_bytes,
-        "costs": [EFFECT_WORDS[answer.effect], *answer.costs],
-    }
+    suggestions = [
+        {
+            "number": number,
+            "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in answer.changes],
+            "flags": answer.flags,
+            "effect": answer.effect,
+            "verdict": answer.verdict,
+            "device_bytes": answer.device_bytes,
+            "host_bytes": answer.host_bytes,
+            "costs": [EFFECT_WORDS[answer.effect], *answer.costs],
+        }
+        for number, answer in enumerate(() if advice is None else advice.answers, 1)
+    ]
+    return {"suggestions": suggestions}

@@ -14,7 +14,7 @@ from plimsoll.config.cluster import RankKind
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident, NodeState, Sighting
-from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.nvidia import LiveCard
 from plimsoll.memory.advise import Suggestion, change_lines, smallest_change
 from plimsoll.memory.contents.contents import PlannedJob, roles_in
 from plimsoll.memory.contents.layout import Process, Slot
@@ -24,8 +24,8 @@ from plimsoll.memory.plan import wrap_lines
 from plimsoll.memory.weigh import Ground, weigh
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.numbers import gigabytes_text, plural
-from plimsoll.run.readings import DividedShare, Footprint
-from plimsoll.timeline.items import Item, Where
+from plimsoll.run.readings import DividedShare, Footprint, Footprints
+from plimsoll.timeline.items import Where
 from plimsoll.trainer.price import trainer_price
 
 _UNEVEN = 1.1
@@ -54,12 +54,25 @@ class Scene:
     incident: Incident
     seen: Sighting
     """The observations of the cluster."""
+    phase: str
+    """The phase of the run."""
     store: Store
     """The plan's card or host that was too small."""
     use: Use
     """The planned items there at the fullest instant of the phase."""
     planned: tuple[Process, ...]
     """The processes that the plan has there."""
+
+    @property
+    def measured(self) -> Footprint | None:
+        """The bytes of the process when it failed, or when it was last read."""
+        last = self.seen.last
+        return self.incident.held or (None if last is None else last.held)
+
+    @property
+    def predicted(self) -> Footprints:
+        """The planned bytes of the process by phase."""
+        return process_peaks(self.job).get(self.seen.process, {})
 
 
 def answer_questions(scene: Scene) -> tuple[Finding, Finding, Finding, Finding]:
@@ -106,7 +119,7 @@ def _ask_partitioning(scene: Scene) -> Finding:
         return Finding(question, "no", f"none was asked for: {_divisions_text(scene.job)}")
     shares = [(name, share) for name, share in _shares(scene) if share.role in wanted]
     if not shares:
-        text = f"no rank has reported yet what it holds of the {_and(wanted)}"
+        text = f"no rank has reported yet what it holds of the {' and '.join(wanted)}"
         return Finding(question, "unknown", text)
     largest = {share.role: (name, share) for name, share in sorted(shares, key=_excess_of_share)}
     uneven = any(_excess_of_share(named) > _UNEVEN for named in largest.values())
@@ -134,16 +147,18 @@ def _share_text(name: str, share: DividedShare) -> str:
     )
 
 
+def _roles(job: PlannedJob) -> dict[str, TrainedRole | FrozenRole]:
+    return {**job.spec.trained, **job.spec.frozen}
+
+
 def _roles_to_divide(job: PlannedJob) -> list[str]:
-    roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
-    divided = [name for name, role in roles.items() if trainer_price(role).is_divided(role)]
+    divided = [name for name, role in _roles(job).items() if trainer_price(role).is_divided(role)]
     return [name for name in job.shapes if name in divided and job.spec.ranks_of(name) > 1]
 
 
 def _divisions_text(job: PlannedJob) -> str:
-    roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
     groups: dict[RankKind, list[str]] = {}
-    for name, role in roles.items():
+    for name, role in _roles(job).items():
         division = f"{name} at {trainer_price(role).division(role)}"
         groups.setdefault(job.spec.rank_kind_of(name), []).append(division)
     counts = job.spec.cluster.rank_counts
@@ -157,7 +172,7 @@ def _ask_models(scene: Scene) -> Finding:
     text = ", ".join(_model_text(scene.use, role) for role in present) or "none is there"
     stray = [role for role in present if role not in planned]
     if stray:
-        text += f"; the plan has the {_and(stray)} elsewhere"
+        text += f"; the plan has the {' and '.join(stray)} elsewhere"
     return Finding(question, "yes" if len(present) > 1 else "no", text)
 
 
@@ -199,7 +214,8 @@ def _ask_other_processes(scene: Scene) -> Finding:
         # If the driver hides processes, those of the run would count as others.
         if card is not None and (card.processes or state is scene.seen.before):
             others = [p for p in card.processes if p.pid not in state.pids]
-            named = [f"{p.name} (pid {p.pid}) {_size(p)}" for p in others]
+            sizes = ["?" if p.bytes is None else gigabytes_text(p.bytes) for p in others]
+            named = [f"{p.name} (pid {p.pid}) {s}" for p, s in zip(others, sizes, strict=True)]
             held = _held_by_others(card, state)
             return _others_finding(question, held, card.usable_bytes, named)
     return Finding(question, "unknown", f"the {scene.store.place} was not seen")
@@ -223,14 +239,6 @@ def _held_by_others(card: LiveCard, state: NodeState) -> int:
     return max(0, card.used_bytes - of_run)
 
 
-def _size(process: CardProcess) -> str:
-    return "?" if process.bytes is None else gigabytes_text(process.bytes)
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(names)
-
-
 _SHOWN = 6
 _ROLES = {
     "precompute": "reference",
@@ -246,22 +254,7 @@ _SAME = {"eval": ("rollout", "score")}
 class Explanation:
     """The reasons why a process ran out of memory, and a change that would have fitted."""
 
-    incident: Incident
-    """The incident as it was seen."""
-    phase: str
-    """The phase of the run."""
-    role: str
-    """The role that ran out of memory, or the roles that it may have been."""
-    predicted: Footprint | None
-    """The planned bytes of the process in that phase; None in phases without a plan."""
-    measured: Footprint | None
-    """The bytes of the process when it failed, or when it was last read."""
-    at_failure: bool
-    """Whether it was measured when it failed."""
-    store: Store
-    """The card or host."""
-    items: tuple[Item, ...]
-    """The largest items that the plan has there in that phase."""
+    scene: Scene
     findings: tuple[Finding, Finding, Finding, Finding]
     """The answers to the four questions."""
     room: int
@@ -272,7 +265,7 @@ class Explanation:
     @property
     def should_have_fitted(self) -> bool:
         """Whether the plan's peak was available, and the process held no more than planned."""
-        return self.findings[0].verdict == "no" and self.room == self.store.peak.bytes
+        return self.findings[0].verdict == "no" and self.room == self.scene.store.peak.bytes
 
 
 def explain(
@@ -290,21 +283,9 @@ def explain(
     Raises ConfigError for a model whose shape cannot be known.
     """
     scene = scene_of(spec, hardware, constants, incident, phase)
-    seen, room = scene.seen, room_needed(scene)
-    predicted = process_peaks(scene.job).get(seen.process, {})
-    return Explanation(
-        incident=incident,
-        phase=phase,
-        role=role_of(scene, phase),
-        predicted=predicted.get(phase),
-        measured=_measured(scene),
-        at_failure=incident.held is not None,
-        store=scene.store,
-        items=scene.use.items[:_SHOWN],
-        findings=answer_questions(scene),
-        room=room,
-        change=smallest_change(spec, Ground(_with_room(hardware, scene.store, room), constants)),
-    )
+    room = room_needed(scene)
+    change = smallest_change(spec, Ground(_with_room(hardware, scene.store, room), constants))
+    return Explanation(scene, answer_questions(scene), room, change)
 
 
 def scene_of(
@@ -320,12 +301,15 @@ def scene_of(
     store = next((store for store in stores if slots & set(store.slots)), stores[0])
     here = store.slots[0]  # all slots of a store are equal
     planned = tuple(p for p in job.layout.processes if _on(p.slot, where) == here)
-    return Scene(job, incident, incident.seen, store, _use(store, phase), planned)
+    names = _SAME.get(phase, (phase,))
+    # The fullest instant of the phase; of all phases if the plan does not have it.
+    use = fullest([use for use in store.phases if use.moment.phase in names] or store.phases)
+    return Scene(job, incident, incident.seen, phase, store, use, planned)
 
 
-def role_of(scene: Scene, phase: str) -> str:
+def role_of(scene: Scene) -> str:
     """Return the role that ran out of memory, or all possible roles joined by "or"."""
-    known = scene.incident.role or _ROLES.get(phase)
+    known = scene.incident.role or _ROLES.get(scene.phase)
     return known or " or ".join(models_of(scene.job, _processes(scene.job, scene.seen.process)))
 
 
@@ -346,14 +330,8 @@ def _excess(scene: Scene) -> float:
     def size(footprint: Footprint) -> int:
         return footprint.host if scene.store.where == "host" else footprint.fullest
 
-    predicted = process_peaks(scene.job).get(scene.seen.process, {})
-    most, measured = max(map(size, predicted.values()), default=0), _measured(scene)
+    most, measured = max(map(size, scene.predicted.values()), default=0), scene.measured
     return max(1.0, size(measured) / most) if measured and most else 1.0
-
-
-def _measured(scene: Scene) -> Footprint | None:
-    last = scene.seen.last
-    return scene.incident.held or (None if last is None else last.held)
 
 
 def _on(slot: Slot, where: Where) -> Slot:
@@ -363,13 +341,6 @@ def _on(slot: Slot, where: Where) -> Slot:
 
 def _processes(job: PlannedJob, name: str) -> list[Process]:
     return [process for process in job.layout.processes if reading_name(process) == name]
-
-
-def _use(store: Store, phase: str) -> Use:
-    """Return the fullest instant of the phase; of all phases if the plan does not have it."""
-    names = _SAME.get(phase, (phase,))
-    uses = [use for use in store.phases if use.moment.phase in names]
-    return fullest(uses or store.phases)
 
 
 def _with_room(hardware: Hardware, store: Store, room: int) -> Hardware:
@@ -394,55 +365,37 @@ _NAMES = {
 
 def explanation_text(explanation: Explanation) -> str:
     """Return the explanation as text of several lines."""
-    return "\n".join(
-        [
-            *_where(explanation),
-            *_measures(explanation),
-            *_items(explanation),
-            *_findings(explanation),
-            *_change(explanation),
-        ]
-    )
+    scene, incident, seen = explanation.scene, explanation.scene.incident, explanation.scene.seen
+    where = f"{incident.where} memory of {seen.process}, node {seen.node}"
+    lines = [_wrap(f"Where: {where}; phase {scene.phase}, role {role_of(scene)}")]
+    if incident.asked is not None:
+        lines.append(f"Asked for: {gigabytes_text(incident.asked)} more")
+    lines += _measures(scene)
+    lines.append(f"The largest items of the {scene.store.place} in this phase, as predicted:")
+    for item in scene.use.items[:_SHOWN]:
+        lines.append(f"  {gigabytes_text(item.bytes):>8}  {item.role} {item.name}")
+    for number, finding in enumerate(explanation.findings, 1):
+        lines.append(f"{number}. {finding.question} {finding.verdict}:")
+        lines.append(wrap_lines(f"   {finding.text}", "   "))
+    return "\n".join([*lines, *_change(explanation)])
 
 
-def _where(explanation: Explanation) -> Iterator[str]:
-    seen = explanation.incident.seen
-    assert seen is not None
-    where = f"{explanation.incident.where} memory of {seen.process}, node {seen.node}"
-    yield _wrap(f"Where: {where}; phase {explanation.phase}, role {explanation.role}")
-    if explanation.incident.asked is not None:
-        yield f"Asked for: {gigabytes_text(explanation.incident.asked)} more"
-
-
-def _measures(explanation: Explanation) -> Iterator[str]:
+def _measures(scene: Scene) -> Iterator[str]:
     """Yield the measured and the predicted bytes of the process."""
-    when = "when it failed" if explanation.at_failure else "when it was last read"
-    measured = explanation.measured
-    if measured is None:
+    when = "when it failed" if scene.incident.held else "when it was last read"
+    if scene.measured is None:
         yield "Measured: nothing, because it failed before it was first read"
     else:
-        yield _wrap(f"Measured {when}: {_footprint(measured)}")
-    if explanation.predicted is None:
-        yield f"Predicted: nothing, because the plan has no phase {explanation.phase}"
+        yield _wrap(f"Measured {when}: {_footprint(scene.measured)}")
+    if predicted := scene.predicted.get(scene.phase):
+        yield _wrap(f"Predicted for the phase: {_footprint(predicted)}")
     else:
-        yield _wrap(f"Predicted for the phase: {_footprint(explanation.predicted)}")
+        yield f"Predicted: nothing, because the plan has no phase {scene.phase}"
 
 
 def _footprint(footprint: Footprint) -> str:
     sizes = ((words, getattr(footprint, name)) for name, words in _NAMES.items())
     return ", ".join(f"{gigabytes_text(s)} {words}" for words, s in sizes if s is not None)
-
-
-def _items(explanation: Explanation) -> Iterator[str]:
-    yield f"The largest items of the {explanation.store.place} in this phase, as predicted:"
-    for item in explanation.items:
-        yield f"  {gigabytes_text(item.bytes):>8}  {item.role} {item.name}"
-
-
-def _findings(explanation: Explanation) -> Iterator[str]:
-    for number, finding in enumerate(explanation.findings, 1):
-        yield f"{number}. {finding.question} {finding.verdict}:"
-        yield wrap_lines(f"   {finding.text}", "   ")
 
 
 def _change(explanation: Explanation) -> Iterator[str]:
@@ -452,7 +405,7 @@ def _change(explanation: Explanation) -> Iterator[str]:
             "cgroup), or for a peak that the plan does not have."
         )
     room, change = gigabytes_text(explanation.room), explanation.change
-    place = explanation.store.place
+    place = explanation.scene.store.place
     if change is None:
         yield _wrap(
             f"No change that was tried brings the {place}'s peak under {room}: it takes more "

@@ -59,11 +59,14 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             *(row for store in plan.stores for row in _items(store)),
             *(_item(item, "save", "written", "run directory") for item in plan.disk),
         ],
-        "problems": [
-            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
-        ],
+        "problems": problem_values(plan),
         "constants": constant_values(plan.constants),
     }
+
+
+def problem_values(plan: Plan) -> list[dict[str, Any]]:
+    """Return the problems of a plan as JSON values."""
+    return [{key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems]
 
 
 def _slot_name(slot: Slot) -> str:
@@ -142,15 +145,15 @@ def short_text(plan: Plan) -> str:
     it (without cards, the fullest host). Every other store gets a line; the verdict comes last.
     """
     unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
-    tabled = unsure or [max(plan.devices or plan.hosts, key=lambda store: _fullness(store, plan))]
+
+    def fullness(store: Store) -> float:
+        return likely_worst(store.peak, plan.band) / (store.capacity or 1)
+
+    tabled = unsure or [max(plan.devices or plan.hosts, key=fullness)]
     parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in tabled]
     lines = [_store_line(store, plan) for store in plan.stores if store not in tabled]
     more = "`plimsoll plan --all` shows every item, and draws them"
     return "\n\n".join([*parts, "\n".join([*lines, more, verdict_text(plan)])])
-
-
-def _fullness(store: Store, plan: Plan) -> float:
-    return likely_worst(store.peak, plan.band) / (store.capacity or 1)
 
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:
@@ -171,18 +174,12 @@ def verdict_text(plan: Plan, *, sources: bool = False) -> str:
         wrap_lines(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
-    pace = pace_text(plan.job)
-    paces = [wrap_lines(pace, "      ")] if pace else []
-    lines = [disk, *paces, *_unknown_hosts(plan), band, *measured, *problems]
-    return "\n".join([*lines, f"verdict: {plan.verdict}"])
-
-
-def _unknown_hosts(plan: Plan) -> list[str]:
-    """Return a line with the need of hosts of unknown memory, which have no verdict; or no line."""
-    needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
-    if not needs:
-        return []
-    return [f"host memory: {gigabytes(max(needs))} GB, not judged: give --host-memory"]
+    lines = [disk]
+    if pace := pace_text(plan.job):
+        lines.append(wrap_lines(pace, "      "))
+    if unknown := [store.peak.bytes for store in plan.hosts if store.capacity is None]:
+        lines.append(f"host memory: {gigabytes(max(unknown))} GB, not judged: give --host-memory")
+    return "\n".join([*lines, band, *measured, *problems, f"verdict: {plan.verdict}"])
 
 
 def problem_text(problem: Problem) -> str:

@@ -95,14 +95,9 @@ class Plan:
     @cached_property
     def verdict(self) -> Verdict:
         """The worst verdict of all cards, hosts and problems."""
-        return _worst(self.stores, self.band, self.problems)
-
-
-def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
-    verdicts: list[Verdict] = [verdict_of(store, band) for store in stores]
-    if any(problem.severity == "error" for problem in problems):
-        verdicts.append("does not fit")
-    return max(verdicts, key=VERDICTS.index)
+        if any(problem.severity == "error" for problem in self.problems):
+            return "does not fit"
+        return max((verdict_of(s, self.band) for s in self.stores), key=VERDICTS.index)
 
 
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
@@ -130,7 +125,8 @@ def shortages_of(plan: Plan) -> tuple[Shortage, ...]:
 
     The reasons take as long to compute as the plan itself.
     """
-    return (*plan.unstarted, *find_overfull(plan.job, plan.stores, plan.band))
+    overfull = [s for s in plan.stores if verdict_of(s, plan.band) == "does not fit"]
+    return (*plan.unstarted, *(_find_shortage(plan.job, store) for store in overfull))
 
 
 def has_shortage(plan: Plan) -> bool:
@@ -151,9 +147,14 @@ def _stores(
     where: Literal["device", "host"],
 ) -> Iterator[Store]:
     """Yield a store for each group of cards (or hosts) with the same hardware and contents."""
+    by_slot: dict[Slot, list[Process]] = {}
+    for process in job.layout.processes:
+        slot = process.slot if where == "device" else Slot(process.slot.node)
+        if where == "host" or slot.card is not None:
+            by_slot.setdefault(slot, []).append(process)
     slots_of: dict[object, list[Slot]] = {}
     keys_of: dict[object, list[ContentsKey]] = {}
-    for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
+    for slot, processes in sorted(by_slot.items()):
         keys = [contents_key(job, process) for process in processes]
         # The first rank also collects and sends weights. On cards it stands for the other ranks.
         compared = keys if where == "host" else [replace(key, first=False) for key in keys]
@@ -165,15 +166,6 @@ def _stores(
         held = tuple(a for key in keys_of[equal] for a in contents[key] if a.item.where == where)
         gap = job.constants.allocator_gap if where == "device" else 0.0
         yield Store(where, tuple(slots), name, capacity, held, gap)
-
-
-def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Process]]:
-    by_slot: dict[Slot, list[Process]] = {}
-    for process in processes:
-        slot = process.slot if where == "device" else Slot(process.slot.node)
-        if where == "host" or slot.card is not None:
-            by_slot.setdefault(slot, []).append(process)
-    return by_slot
 
 
 def _hardware(job: PlannedJob, slot: Slot) -> tuple[str, int | None]:
@@ -239,16 +231,14 @@ def find_top_consumer(store: Store, spec: RunSpec[Any]) -> _TopConsumer:
     Of the groups without which the rest fits, this is the most optional kind's largest group. If
     there is no such group, it is the largest group of a role and kind.
     """
-    pairs = dict.fromkeys((item.role, item.kind) for item in store.peak.items)
-    kinds = sorted((_consumer(store, *pair) for pair in pairs), key=lambda top: -top.bytes)
-    alone = [consumer for consumer in [*kinds, *_roles(store, spec)] if consumer.alone]
+    groups = dict.fromkeys((item.role, item.kind) for item in store.peak.items)
+    kinds = [_consumer(store, role, kind) for role, kind in groups]
+    kinds.sort(key=lambda consumer: -consumer.bytes)
+    # Everything of the critic, or of the actor, could go to other machines.
+    parted = ("critic", "actor") if "critic" in spec.trained else ()
+    roles = [_consumer(store, role, None) for role in parted]
+    alone = [consumer for consumer in [*kinds, *roles] if consumer.alone]
     return min(alone, key=lambda top: _OPTIONAL.index(top.kind)) if alone else kinds[0]
-
-
-def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[_TopConsumer]:
-    """Yield everything of the critic, then of the actor, which could go to other machines."""
-    for role in ("critic", "actor") if "critic" in spec.trained else ():
-        yield _consumer(store, role, None)
 
 
 def _consumer(store: Store, role: RoleName, kind: Kind | None) -> _TopConsumer:
@@ -291,23 +281,40 @@ def find_missing(job: PlannedJob, disk: Sequence[Item], free_disk: int | None) -
             "nothing can be put on a card that is not there",
             "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
         )
-    if free_disk is not None:
-        yield from _disk(job, disk, free_disk)
+    needed = sum(item.bytes for item in disk)
+    if free_disk is not None and needed > free_disk:
+        yield Problem(
+            "disk-space",
+            "error",
+            f"what the run saves takes {gigabytes(needed)} GB of disk, and {gigabytes(free_disk)} "
+            "GB are free",
+            "; ".join(f"{item.role} {item.name}: {item.formula}" for item in disk),
+            ", or ".join([*_saving_less(job.spec.run), "a run.directory on a larger disk"]),
+        )
 
 
-def find_overfull(job: PlannedJob, stores: Sequence[Store], band: Band) -> Iterator[Shortage]:
-    """Yield a shortage for each card and host that does not hold its peak."""
-    for store in stores:
-        if verdict_of(store, band) == "does not fit":
-            top = find_top_consumer(store, job.spec)
-            engines = top.kind == "rollout engines"
-            shared = _beside_ranks(job, store) if engines else None
-            yield Shortage(shared) if shared else Shortage(_overfull(store, top), top)
+def _find_shortage(job: PlannedJob, store: Store) -> Shortage:
+    """Return the shortage of a card or host that does not hold its peak."""
+    top = find_top_consumer(store, job.spec)
+    shared = _beside_ranks(job, store) if top.kind == "rollout engines" else None
+    return Shortage(shared) if shared else Shortage(_overfull(store, top), top)
 
 
 def find_close(stores: Sequence[Store], band: Band) -> Iterator[Problem]:
     """Yield a warning for each card and host that may not hold its peak."""
-    yield from (_close(store, band) for store in stores if verdict_of(store, band) == "risky")
+    for store in stores:
+        if verdict_of(store, band) == "risky":
+            assert store.capacity is not None
+            peak = store.peak
+            largest = ", ".join(f"{i.role} {i.name} {gigabytes(i.bytes)}" for i in peak.items[:3])
+            yield Problem(
+                _TOO_SMALL[store.where],
+                "warning",
+                f"{store.name} would hold {gigabytes(peak.bytes)} of {gigabytes(store.capacity)} "
+                f"GB in {peak.moment}: closer than the plan is exact",
+                f"predictions may be {band.share:.0%} too low; the largest items are {largest}",
+                "try it with a short run, or make room as for what does not fit",
+            )
 
 
 def _cards(job: PlannedJob) -> Iterator[Problem]:
@@ -353,19 +360,6 @@ def _beside_ranks(job: PlannedJob, store: Store) -> Problem | None:
     return next(rollout_price(rollout).shares(site, card), None)
 
 
-def _disk(job: PlannedJob, disk: Sequence[Item], free: int) -> Iterator[Problem]:
-    needed = sum(item.bytes for item in disk)
-    if needed > free:
-        yield Problem(
-            "disk-space",
-            "error",
-            f"what the run saves takes {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
-            "are free",
-            "; ".join(f"{item.role} {item.name}: {item.formula}" for item in disk),
-            ", or ".join([*_saving_less(job.spec.run), "a run.directory on a larger disk"]),
-        )
-
-
 def _saving_less(run: RunConfig) -> Iterator[str]:
     """Yield the settings with which a run writes less."""
     if run.keep_checkpoints > 1:
@@ -389,18 +383,4 @@ def _overfull(store: Store, top: _TopConsumer) -> Problem:
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, {over} GB more than "
         "it has",
         f"it breaks on {top.what}, {share} GB ({items}): {alone}",
-    )
-
-
-def _close(store: Store, band: Band) -> Problem:
-    assert store.capacity is not None
-    peak = store.peak
-    largest = ", ".join(f"{i.role} {i.name} {gigabytes(i.bytes)}" for i in peak.items[:3])
-    return Problem(
-        _TOO_SMALL[store.where],
-        "warning",
-        f"{store.name} would hold {gigabytes(peak.bytes)} of {gigabytes(store.capacity)} GB in "
-        f"{peak.moment}: closer than the plan is exact",
-        f"predictions may be {band.share:.0%} too low; the largest items are {largest}",
-        "try it with a short run, or make room as for what does not fit",
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf, isnan
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isnan, nan
 from typing import Any
 
+from plimsoll.config.load import leaves
 from plimsoll.errors import ConfigError
 from plimsoll.page.curves import BUCKETS, SECTIONS, curves
 from plimsoll.page.memory import memory
@@ -27,7 +28,7 @@ def settings(runs: Sequence[Watched]) -> list[dict[str, Any]]:
 
     A value is None if the run lacks the key. `differs` says whether the runs differ in it.
     """
-    flat = [dict(_flat(run.settings, "")) for run in runs]
+    flat = [_texts_by_key(run) for run in runs]
     keys = dict.fromkeys(key for values_of_run in flat for key in values_of_run)
     return [
         {
@@ -39,13 +40,12 @@ def settings(runs: Sequence[Watched]) -> list[dict[str, Any]]:
     ]
 
 
-def _flat(values: Any, before: str) -> Iterator[tuple[str, str]]:
-    match values:
-        case dict() if values:
-            for key, value in values.items():
-                yield from _flat(value, f"{before}.{key}" if before else str(key))
-        case _ if before:
-            yield before, values if isinstance(values, str) else json.dumps(values, default=str)
+def _texts_by_key(run: Watched) -> dict[str, str]:
+    """Return the values of a run's config as text, by dotted key."""
+    return {
+        ".".join(path): value if isinstance(value, str) else json.dumps(value, default=str)
+        for path, value in leaves(run.settings or {}).items()
+    }
 
 
 _OF_SEEDS = ("run.seed", "run.directory")
@@ -60,7 +60,7 @@ def seed_groups(runs: Sequence[Watched]) -> list[int]:
     firsts: dict[object, int] = {}
     groups = []
     for place, run in enumerate(runs):
-        flat = frozenset(pair for pair in _flat(run.settings, "") if pair[0] not in _OF_SEEDS)
+        flat = frozenset(pair for pair in _texts_by_key(run).items() if pair[0] not in _OF_SEEDS)
         groups.append(firsts.setdefault(flat or place, place))
     return groups
 
@@ -146,8 +146,8 @@ def _step(query: Query) -> int | None:
 def _number(query: Query, name: str, default: float) -> float:
     try:
         number = float(query.get(name, default))
-    except ValueError as error:
-        raise ConfigError(f"{name} {query[name]!r} is no number.") from error
+    except ValueError:
+        number = nan
     if isnan(number):
         raise ConfigError(f"{name} {query[name]!r} is no number.")
     return number

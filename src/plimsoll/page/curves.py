@@ -6,7 +6,7 @@ Curves of long runs are reduced to the points that show their shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, isnan, nan
 from typing import Any, Literal, get_args
 
@@ -18,9 +18,9 @@ from plimsoll.jobs import JOBS
 from plimsoll.page.ledger import drop_lone_nodes, process_kind
 from plimsoll.page.watched import Column, Watched
 from plimsoll.resolve.job import Panel
+from plimsoll.run.displays import BEFORE_STEPS, Figure, figures
 from plimsoll.run.health import RANGES
 from plimsoll.run.json_lines import JsonRow
-from plimsoll.run.step_report import BEFORE_STEPS, Figure, figures
 
 
 def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
@@ -76,16 +76,15 @@ def curve_panels(
     names = [name.removeprefix("reward/") for name in metric_names(rows, "reward/")]
     if len(names) < 2:
         return tuple(job_panels)
-    panels = {name: _part_panel(name, name not in unweighted) for name in names}
-    parts = [panel for name, panel in panels.items() if name not in unweighted]
-    metrics = [panel for name, panel in panels.items() if name in unweighted]
+    parts, metrics = [], []
+    for name in names:
+        series = {f"reward/{name}": "training", f"eval/{name}": "held out"}
+        if name in unweighted:
+            title = f"Metric: {name} (a reward of weight 0)"
+            metrics.append(Panel(title, "per response", series))
+        else:
+            parts.append(Panel(f"Reward: {name}", "per response", series))
     return (*job_panels[:1], *parts, *job_panels[1:], *metrics)
-
-
-def _part_panel(name: str, weighted: bool) -> Panel:
-    title = f"Reward: {name}" if weighted else f"Metric: {name} (a reward of weight 0)"
-    series = {f"reward/{name}": "training", f"eval/{name}": "held out"}
-    return Panel(title, "per response", series)
 
 
 def unweighted_parts(run: Watched) -> list[str]:
@@ -114,15 +113,9 @@ _DIGITS = 6
 HealthyBand = tuple[float | None, float | None]
 
 
-@dataclass(frozen=True)
-class Curves:
-    """The curves of a run in a section."""
-
-    steps: Column
-    """The steps, shape [S]."""
-    column: Callable[[str], Column]
-    """Returns the values of a metric at the steps, shape [S]."""
-    panels: Sequence[Panel]
+Curves = tuple[Column, Callable[[str], Column], Sequence[Panel]]
+"""The curves of a run in a section: the steps, shape [S], a function that returns the values of a
+metric at the steps, shape [S], and the panels."""
 
 
 def curves(
@@ -141,7 +134,7 @@ def curves(
     merged: dict[str, Panel] = {}
     owners: dict[str, list[int]] = {}
     for place, (run, run_curves) in enumerate(zip(runs, per_run, strict=True)):
-        for panel in run_curves.panels:
+        for panel in run_curves[2]:
             is_single = panel.stacked and len(runs) > 1
             title = f"{panel.title}: {run.name}" if is_single else panel.title
             series = {**merged[title].series, **panel.series} if title in merged else panel.series
@@ -156,9 +149,8 @@ def curves(
             if table is not None
         ]
         if run_tables:
-            panels.append(
-                {**_describe_panel(panel, runs[run_tables[0]["run"]]), "tables": run_tables}
-            )
+            described = _describe_panel(panel, runs[run_tables[0]["run"]])
+            panels.append({**described, "tables": run_tables})
     return panels
 
 
@@ -170,7 +162,7 @@ def _curves_of(run: Watched, section: CurveSection, compared: Sequence[JsonRow])
     steps = metrics.column("step")
     if section == "time":  # 0 is an evaluation before training
         steps = np.where(steps > 0, steps, np.nan)
-    return Curves(steps, metrics.column, _panels(run, section, compared))
+    return steps, metrics.column, _panels(run, section, compared)
 
 
 def _peaks(run: Watched) -> Curves:
@@ -179,7 +171,7 @@ def _peaks(run: Watched) -> Curves:
     no_values = np.full(len(steps), np.nan)
     series = {kind: kind for kind in peaks if kind in kinds}
     panel = Panel("Memory at its fullest", "GB", series, from_zero=True)
-    return Curves(steps, lambda name: peaks.get(name, no_values) / 1e9, [panel])
+    return steps, lambda name: peaks.get(name, no_values) / 1e9, [panel]
 
 
 def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) -> list[Panel]:
@@ -191,7 +183,10 @@ def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) ->
     names = run.metrics.names
     panels = JOBS[run.job].panels if run.job else ()
     learning = list(curve_panels(panels, compared, unweighted_parts(run)))
-    taken = _series(learning) | {name for name in names if _is_end(name, names)}
+    taken = _series(learning)
+    for name in names:
+        ends = {f"{name}_low", f"{name}_high"}
+        taken |= ends if ends <= names.keys() else set()
     held_out = [name for name in metric_names([names], "eval/") if name not in taken]
     learning += [_panel_of(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]
     healthy = {n: limits for n, limits in RANGES.items() if n in names and n not in taken}
@@ -209,11 +204,6 @@ def _panel_of(name: str, title: str, unit: str = "") -> Panel:
 
 def _series(panels: Sequence[Panel]) -> set[str]:
     return {name for panel in panels for name in panel.series}
-
-
-def _is_end(name: str, names: Mapping[str, None]) -> bool:
-    whole = name.removesuffix("_low").removesuffix("_high")
-    return name != whole and {whole, f"{whole}_low", f"{whole}_high"} <= names.keys()
 
 
 def _describe_panel(panel: Panel, run: Watched) -> dict[str, Any]:
@@ -246,9 +236,10 @@ def _table(
     `y`, `low` and `high` have a list for each series. `together` is the number of steps of which a
     point is the mean.
     """
-    inside = (run_curves.steps >= steps[0]) & (run_curves.steps <= steps[1])
-    x = run_curves.steps[inside]
-    y = [run_curves.column(name)[inside] for name in panel.series]
+    all_steps, column, _ = run_curves
+    inside = (all_steps >= steps[0]) & (all_steps <= steps[1])
+    x = all_steps[inside]
+    y = [column(name)[inside] for name in panel.series]
     if not any(np.isfinite(values).any() for values in y):
         return None
     if panel.stacked:
@@ -258,7 +249,7 @@ def _table(
         return {"x": _numbers(x[starts]), "y": [*map(_numbers, means)], "together": together}
     chosen = np.unique(np.concatenate([extremes(values, buckets) for values in y]))
     ends = {
-        end: [_end(run_curves, f"{name}_{end}", inside, chosen) for name in panel.series]
+        end: [_end(column(f"{name}_{end}")[inside][chosen]) for name in panel.series]
         for end in ("low", "high")
     }
     return {"x": _numbers(x[chosen]), "y": [_numbers(values[chosen]) for values in y], **ends}
@@ -302,8 +293,7 @@ def _means(values: Column, starts: NDArray[np.intp]) -> Column:
     return means
 
 
-def _end(run_curves: Curves, name: str, inside: Any, chosen: Any) -> list[float | None] | None:
-    values = run_curves.column(name)[inside][chosen]
+def _end(values: Column) -> list[float | None] | None:
     return _numbers(values) if np.isfinite(values).any() else None
 
 

@@ -37,34 +37,31 @@ class FilePosition:
         return replace(self, size=status.st_size)
 
 
-@dataclass(frozen=True)
-class NewRows:
-    """Rows that were read, with the lines that they were read from."""
-
-    rows: pa.Table
-    lines: bytes
-    place: FilePosition
-    """Position behind the rows."""
-
-
 def read_on(
     path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
-) -> NewRows | None:
-    """Return the next complete rows after `place`, or None if there are none.
+) -> tuple[pa.Table, bytes, FilePosition] | None:
+    """Return the next complete rows after `place`, their lines and the position behind them.
 
+    Return None if there are none.
     At most `most` bytes are read, or one line if it is longer. The last line is left if it has no
     end yet. Only the columns of `schema` are read, or all if it is None. Raises PlimsollError,
     naming file and line, if a line is not a JSON object.
     """
-    data = _whole_lines(path, place, most)
+    if place.offset >= place.size:
+        return None
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        data = file.read(most)
+        if b"\n" not in data:
+            data += file.readline()
+    data = data[: data.rfind(b"\n") + 1]
     if not data:
         return None
     if any(line.count(b"[") + line.count(b"{") > DEEPEST for line in data.splitlines()):
         for _ in iter_rows(path):  # refuses what is nested so deeply that Arrow would crash
             pass
     options = pj.ParseOptions(
-        explicit_schema=schema,
-        unexpected_field_behavior="infer" if schema is None else "ignore",
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
     )
     try:
         table = pj.read_json(pa.BufferReader(data), pj.ReadOptions(block_size=_BLOCK), options)
@@ -74,15 +71,4 @@ def read_on(
         for _ in iter_rows(path):  # names the line
             pass
         raise PlimsollError(f"{path}: its rows cannot be read together: {error}.") from error
-    return NewRows(table, data, replace(place, offset=place.offset + len(data)))
-
-
-def _whole_lines(path: Path, place: FilePosition, most: int) -> bytes:
-    if place.offset >= place.size:
-        return b""
-    with path.open("rb") as file:
-        file.seek(place.offset)
-        data = file.read(most)
-        if b"\n" not in data:
-            data += file.readline()
-    return data[: data.rfind(b"\n") + 1]
+    return table, data, replace(place, offset=place.offset + len(data))

@@ -61,14 +61,15 @@ class LedgerSums:
         before = self if place.offset else LedgerSums()
         if more is None:
             return replace(before, place=place)
-        if any(more.rows[name].null_count for name in ("phase", "process", "measured", "line")):
+        rows, _, place = more
+        if any(rows[name].null_count for name in ("phase", "process", "measured", "line")):
             read_ledger(path)  # names the line
             raise PlimsollError(f"{path} has rows that are none of a ledger.")
-        flat = more.rows.flatten()
+        flat = rows.flatten()
         sums = [] if before.sums is None else [before.sums]
         peaks = [] if before.peaks is None else [before.peaks]
         return LedgerSums(
-            more.place,
+            place,
             _sum_rows(pa.concat_tables([*sums, flat.select(["process", "phase", *_HOW])])),
             pa.concat_tables([*peaks, _peaks(flat)]),
         )

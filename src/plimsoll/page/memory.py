@@ -6,6 +6,7 @@ Each card and host has its phases, roles and items, beside its capacity.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
@@ -56,7 +57,9 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     for cards in kinds.values():
         name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
         predicted = items.get(name, ())
-        totals = _totals(predicted)
+        totals = Counter[str]()
+        for item in predicted:
+            totals[item["phase"]] += item["bytes"]
         matching = [
             row
             for row in card_rows
@@ -119,13 +122,6 @@ def _by_device(plan: Mapping[str, Any]) -> dict[str, list[PlanItem]]:
         if item["where"] != "disk":
             items.setdefault(item["device"], []).append(item)
     return items
-
-
-def _totals(items: Iterable[PlanItem]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for item in items:
-        totals[item["phase"]] = totals.get(item["phase"], 0) + item["bytes"]
-    return totals
 
 
 def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:

@@ -20,8 +20,9 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import CARDS
 from plimsoll.memory.advise import EFFECT_WORDS, Advice, Suggestion
 from plimsoll.memory.contents.stores import Store, Verdict, likely_worst, verdict_of
-from plimsoll.memory.levers.catalogue import in_section, levers_by_rank
+from plimsoll.memory.levers.levers import in_section, levers_by_rank
 from plimsoll.memory.levers.trials import split_key, value_at
+from plimsoll.memory.plan import problem_values
 from plimsoll.memory.weigh import Plan
 from plimsoll.page.memory import describe_place
 from plimsoll.resolve.run_spec import RunSpec
@@ -35,7 +36,6 @@ _KINDS: Mapping[Effect, str] = {
     "shorter": "shorter sequences",
     "machines": "more machines",
 }
-_OF_PROBLEMS = ("severity", "code", "what", "why", "fix")
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
@@ -49,9 +49,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "says": _decisive(plan),
         "peaks": peaks(plan),
         "places": [_place(store, plan) for store in plan.stores],
-        "problems": [
-            {key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems
-        ],
+        "problems": problem_values(plan),
     }
 
 
@@ -78,6 +76,7 @@ def _answer(suggestion: Suggestion) -> dict[str, Any]:
 
 
 def _text(value: LeverValue) -> str:
+    """Return a value as YAML; "" for null."""
     return "" if value is None else show(value)
 
 
@@ -209,7 +208,7 @@ def _control(
     words = described.kind.removesuffix(" or null").split(" | ")
     has_choices = len(words) > 1 and not any(map(_TYPES.match, words))
     return Control(
-        *(key, group, label, "" if value is None else show(value)),
+        *(key, group, label, _text(value)),
         *(described.doc, described.kind),
         choices=tuple(words) if has_choices else (),
         proposals=_proposals(spec, key),
@@ -268,7 +267,10 @@ def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]
     for key in texts:
         if key not in known:
             raise ConfigError(f"{key} cannot be changed here. These can: {', '.join(known)}.")
-    words = [f"--{_setting_text(key, text)}" for key, text in texts.items()]
+    words = []
+    for key, text in texts.items():
+        whole = _UNSET_WHOLE.fullmatch(key) if not text.strip() else None
+        words.append(f"--{whole[1] if whole else key}={text.strip() or 'null'}")
     flags = {flag.path: flag for flag in parse_flags(words)}
     for name, role in spec.roles.items():
         made: dict[str, Any] = {
@@ -278,11 +280,6 @@ def flags_from(spec: RunSpec[Any], texts: Mapping[str, str]) -> tuple[Flag, ...]
             beside = in_section(spec, name, made)
             flags |= {_path(key): Flag(_path(key), value) for key, value in beside.items()}
     return tuple(flags.values())
-
-
-def _setting_text(key: str, text: str) -> str:
-    whole = _UNSET_WHOLE.fullmatch(key)
-    return f"{whole[1] if whole and not text.strip() else key}={text.strip() or 'null'}"
 
 
 def merge_flags(given: Sequence[Flag], made: Sequence[Flag]) -> tuple[Flag, ...]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,19 +29,17 @@ from plimsoll.page.curves import (
     unweighted_parts,
 )
 from plimsoll.page.watched import Watched
+from plimsoll.run.displays import BEFORE_STEPS, headline
 from plimsoll.run.ending import how_to_go_on
 from plimsoll.run.health import due_warnings
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import BEFORE_STEPS, headline
 
-LOG = "run.log"
-"""The file in a run's directory with the run's printed output."""
 _MOST_BYTES, _MOST_LINES = 64 * 2**10, 300
 
 
 def log_bytes(run: Watched) -> int | None:
     """Return the size of a run's log, or None if the run writes none."""
-    path = _path(run)
+    path = run.run.log_path
     return path.stat().st_size if path.is_file() else None
 
 
@@ -57,22 +53,14 @@ def console(run: Watched) -> dict[str, Any]:
     if size is None:
         return {"bytes": None, "cut": False, "lines": []}
     begin = max(0, size - _MOST_BYTES)
-    with _path(run).open("rb") as file:
+    with run.run.log_path.open("rb") as file:
         file.seek(begin)
         text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
     lines = text.split("\n")[1 if begin else 0 :]
     lines = lines[:-1] if lines and not lines[-1] else lines
-    last_lines = lines[-_MOST_LINES:]
-    cut = begin > 0 or len(last_lines) < len(lines)
-    return {
-        "bytes": size,
-        "cut": cut,
-        "lines": [line.rstrip("\r") for line in last_lines],
-    }
-
-
-def _path(run: Watched) -> Path:
-    return run.run.path / LOG
+    cut = begin > 0 or len(lines) > _MOST_LINES
+    last_lines = [line.rstrip("\r") for line in lines[-_MOST_LINES:]]
+    return {"bytes": size, "cut": cut, "lines": last_lines}
 
 
 _RECENT = 100
@@ -87,7 +75,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
     `at` is the present time in seconds since 1970; default: the clock.
     """
     at = time.time() if at is None else at
-    settings, last = run.settings, run.metrics.last
+    settings, last, written = run.settings, run.metrics.last, run.run.metrics_path
     done = int(last.get("step", 0))
     steps = (run.now and run.now.steps) or value_at(settings, ("run", "steps")) or 0
     state, seconds = _state(run), _seconds_per_step(run)
@@ -107,7 +95,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
         "secondsPerStep": seconds,
         "secondsLeft": seconds and max(steps - done, 0) * seconds if state == "running" else None,
         "seconds": sum(_total_seconds(run).values()),
-        "writtenAgo": _written_ago(run, at),
+        "writtenAgo": max(at - written.stat().st_mtime, 0.0) if written.is_file() else None,
         "unread": run.unread,
         "version": run.version,
         "problem": run.problem,
@@ -157,11 +145,6 @@ def _state(run: Watched) -> str:
     if value_at(run.settings, ("run", "save_model")) is False:
         done |= run.metrics.last.get("step") == value_at(run.settings, ("run", "steps"))
     return "done" if done else "stopped"
-
-
-def _written_ago(run: Watched, at: float) -> float | None:
-    path = run.run.metrics_path
-    return max(at - path.stat().st_mtime, 0.0) if path.is_file() else None
 
 
 def _seconds_per_step(run: Watched) -> float | None:
@@ -241,14 +224,8 @@ _LABELLED = {"seconds": "phase", "memory_bytes": "process"}
 _STATES = ("running", "done", "stopped", "failed", "out of memory", "killed")
 
 
-@dataclass(frozen=True)
-class _Gauge:
-    """One sample, and the name that it has in metrics.jsonl or a description."""
-
-    name: str
-    help: str
-    labels: Mapping[str, str]
-    value: float | None
+_Gauge = tuple[str, str, Mapping[str, str], float | None]
+"""One sample: its metric, a description or its name in metrics.jsonl, its labels and its value."""
 
 
 def prometheus_text(runs: Sequence[Watched], at: float | None = None) -> str:
@@ -259,23 +236,21 @@ def prometheus_text(runs: Sequence[Watched], at: float | None = None) -> str:
     families: dict[str, list[_Gauge]] = {}
     for run in runs:
         for gauge in (*_run_gauges(run, at), *_metric_gauges(run)):
-            families.setdefault(gauge.name, []).append(gauge)
+            families.setdefault(gauge[0], []).append(gauge)
     return "".join(line for name in families for line in _family(name, families[name]))
 
 
 def _run_gauges(run: Watched, at: float | None) -> Iterator[_Gauge]:
     now = progress(run, at)
-    labels = _labels(run)
-    yield _Gauge("plimsoll_step", "The last step that is done", labels, now["step"])
-    yield _Gauge("plimsoll_steps", "The steps of the run; 0: not known", labels, now["steps"])
-    ago = now["writtenAgo"]
-    yield _Gauge("plimsoll_written_seconds", "Seconds since the last step", labels, ago)
-    unhealthy = len(now["warnings"])
-    yield _Gauge("plimsoll_warnings", "Figures outside of their healthy range", labels, unhealthy)
+    labels, unhealthy = _labels(run), len(now["warnings"])
+    yield "plimsoll_step", "The last step that is done", labels, now["step"]
+    yield "plimsoll_steps", "The steps of the run; 0: not known", labels, now["steps"]
+    yield "plimsoll_written_seconds", "Seconds since the last step", labels, now["writtenAgo"]
+    yield "plimsoll_warnings", "Figures outside of their healthy range", labels, unhealthy
     for state in _STATES:
         is_now = now["state"].partition(":")[0] == state
         text = "1 for the state of the run, 0 for the others"
-        yield _Gauge("plimsoll_state", text, {**labels, "state": state}, float(is_now))
+        yield "plimsoll_state", text, {**labels, "state": state}, float(is_now)
 
 
 def _labels(run: Watched) -> dict[str, str]:
@@ -289,25 +264,21 @@ def _metric_gauges(run: Watched) -> Iterator[_Gauge]:
         first, _, rest = key.partition("/")
         label = {_LABELLED[first]: rest} if first in _LABELLED and rest else {}
         name = f"plimsoll_{re.sub('[^a-zA-Z0-9_]', '_', first if label else key)}"
-        described = f"{first}/*" if label else key
-        yield _Gauge(name, described, _labels(run) | label, value)
+        yield name, f"{first}/*" if label else key, _labels(run) | label, value
 
 
 def _family(name: str, gauges: Sequence[_Gauge]) -> Iterator[str]:
     """Yield the lines of a metric; metrics whose names become the same get a label `metric`."""
-    keys = list(dict.fromkeys(gauge.help for gauge in gauges))
+    keys = list(dict.fromkeys(about for _, about, _, _ in gauges))
     yield f"# HELP {name} {_escape(', '.join(keys), quoted=False)}\n"
     yield f"# TYPE {name} gauge\n"
-    for gauge in gauges:
-        labels = {**gauge.labels, **({"metric": gauge.help} if len(keys) > 1 else {})}
+    for _, about, own_labels, value in gauges:
+        labels = {**own_labels, **({"metric": about} if len(keys) > 1 else {})}
         pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-        yield f"{name}{{{pairs}}} {_number(gauge.value)}\n"
+        number = "NaN" if value is None else repr(float(value))
+        yield f"{name}{{{pairs}}} {number}\n"
 
 
 def _escape(text: str, *, quoted: bool = True) -> str:
     escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
     return escaped.replace('"', '\\"') if quoted else escaped
-
-
-def _number(value: float | None) -> str:
-    return "NaN" if value is None else repr(float(value))

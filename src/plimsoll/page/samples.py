@@ -6,6 +6,7 @@ All groups are summarised. One group can be had in full, with the advantage of e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -59,18 +60,20 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
         raise ConfigError(f"Step {step} of {run.name} has no group {number}.")
     tokenizer = _tokenizer(tuple(_tokenizer_files(run)))
     rows = _rows(path, wanted)
-    first = wanted.responses[0]
     return {
         "step": step,
-        "group": number,
-        "prompt": first.prompt,
-        "source": first.source,
-        "reference": first.reference,
+        **_prompt(wanted.responses[0]),
         "withTokens": tokenizer is not None,
-        "responses": [
-            _response(response, rows[response.sample_index], tokenizer)
-            for response in wanted.responses
-        ],
+        "responses": [_response(r, rows[r.sample_index], tokenizer) for r in wanted.responses],
+    }
+
+
+def _prompt(response: SampledResponse) -> dict[str, Any]:
+    return {
+        "group": response.group,
+        "prompt": response.prompt,
+        "source": response.source,
+        "reference": response.reference,
     }
 
 
@@ -78,22 +81,14 @@ def ends(run: Watched, step: int) -> dict[str, Any]:
     """Return the best and the worst responses of a step in full, each to a different prompt."""
     path = _file(run, step)
     tokenizer = _tokenizer(tuple(_tokenizer_files(run)))
-    by_number = {response.number: response for response in _groups(path)}
+    by_number = {group.number: group for group in _groups(path)}
     best, worst = best_and_worst(list(by_number.values()), _ENDS)
     rows = {n: _rows(path, by_number[n]) for n in {response.group for response in (*best, *worst)}}
 
     def in_full(responses: Sequence[SampledResponse]) -> list[dict[str, Any]]:
         return [
-            {
-                "group": response.group,
-                "prompt": response.prompt,
-                "source": response.source,
-                "reference": response.reference,
-                "response": _response(
-                    response, rows[response.group][response.sample_index], tokenizer
-                ),
-            }
-            for response in responses
+            _prompt(r) | {"response": _response(r, rows[r.group][r.sample_index], tokenizer)}
+            for r in responses
         ]
 
     return {
@@ -112,11 +107,11 @@ def _file(run: Watched, step: int) -> Path:
 
 
 def _groups(path: Path) -> Sequence[ResponseGroup]:
-    return _groups_of(path, path.stat().st_mtime_ns)
+    return _read_once(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _groups_of(path: Path, modified: int) -> Sequence[ResponseGroup]:
+def _read_once(path: Path, modified: int) -> Sequence[ResponseGroup]:
     return read_groups(path)
 
 
@@ -196,16 +191,10 @@ def _tokenizer_files(run: Watched) -> Iterator[Path]:
     path = value_at(run.settings, ("actor", "model", "path"))
     if isinstance(path, str):
         yield Path(path) / name
-        cached = None if Path(path).is_dir() else _find_in_cache(path, name)
-        if isinstance(cached, str):
-            yield Path(cached)
-
-
-def _find_in_cache(repository: str, name: str) -> object:
-    try:
-        return try_to_load_from_cache(repository, name)
-    except ValueError:  # no name of a repository
-        return None
+        with suppress(ValueError):  # no name of a repository
+            cached = None if Path(path).is_dir() else try_to_load_from_cache(path, name)
+            if isinstance(cached, str):
+                yield Path(cached)
 
 
 @lru_cache(maxsize=4)

@@ -56,8 +56,7 @@ RUNS = View(
     (_UPLOT,),
 )
 PLAN = View(
-    ("dom", "source", "palette", "memory", "controls", "answers", "plan"),
-    ("page.css", "plan.css"),
+    ("dom", "source", "palette", "memory", "controls", "answers", "plan"), ("page.css", "plan.css")
 )
 
 
@@ -76,7 +75,7 @@ def render_page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
         style=style,
         libraries=libraries,
         script=modules,
-        data=None if data is None else _to_script_json(data),
+        data=None if data is None else strict_json(data).replace("<", "\\u003c"),
     )
     return text
 
@@ -92,27 +91,15 @@ def policy(style: str, scripts: list[str], *, live: bool) -> str:
 
     It allows only this style and these scripts, and requests to its server if the page is live.
     """
-    hashes = " ".join(map(_hash, scripts))
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {hashes}",
-            f"style-src {_hash(style)}",
-            "img-src data:",
-            "connect-src 'self'" if live else "connect-src 'none'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    hashes, server = " ".join(map(_hash, scripts)), "self" if live else "none"
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src {_hash(style)}; img-src data:; "
+        f"connect-src '{server}'; base-uri 'none'; form-action 'none'"
     )
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-def _to_script_json(data: Mapping[str, Any]) -> str:
-    text = strict_json(data)
-    return text.replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

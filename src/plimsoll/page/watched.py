@@ -64,25 +64,22 @@ class MetricsTable:
         before = self if place.offset else MetricsTable()
         if more is None:
             return replace(before, place=place)
-        rows = pa.concat_tables([before.rows, _numbers(more.rows)], promote_options="default")
-        lines = more.lines.splitlines()
-        evaluated = [_evaluation(_figures(line)) for line in lines if b'"eval/' in line]
-        return MetricsTable(
-            more.place,
-            rows.combine_chunks(),
-            _figures(lines[-1]),
-            (*before.evaluated, *evaluated),
-        )
+        new_rows, data, place = more
+        rows = pa.concat_tables([before.rows, _numbers(new_rows)], promote_options="default")
+        lines = data.splitlines()
+        evaluated = [
+            {n: x for n, x in _figures(line).items() if n == "step" or n.startswith("eval/")}
+            for line in lines
+            if b'"eval/' in line
+        ]
+        all_evaluated = (*before.evaluated, *evaluated)
+        return MetricsTable(place, rows.combine_chunks(), _figures(lines[-1]), all_evaluated)
 
 
 def _figures(line: bytes) -> JsonRow:
     """Return the numbers and nulls of a row; nobody else's values are shown."""
     values = parse_json(line).items()
     return {name: v for name, v in values if v is None or isinstance(v, int | float)}
-
-
-def _evaluation(row: JsonRow) -> JsonRow:
-    return {name: row[name] for name in row if name == "step" or name.startswith("eval/")}
 
 
 def _numbers(table: pa.Table) -> pa.Table:
@@ -122,11 +119,10 @@ class Watched:
         except (PlimsollError, OSError) as error:
             return replace(self, problem=str(error))
         path = self.run.config_path
-        latest = self.run.latest_trajectories()
         seen = replace(
             self,
             config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
-            latest=latest and latest[0],
+            latest=max(self.run.trajectories(), default=None),
             now=read_current_phase(self.run.now_path),
             end=read_end(self.run.end_path),
             problem="",

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from plimsoll.config.base import Choice
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.load import Preset
 from plimsoll.config.problems import Problem
-from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.rollout import EnvironmentConfig, RolloutConfig, SamplingConfig
 from plimsoll.config.run import Goal, JobConfig, KtoBatch, PreferenceBatch, SftBatch
 from plimsoll.resolve.eval_sets import TRAINING_SAMPLING, EvalSet
 from plimsoll.resolve.roles import Role

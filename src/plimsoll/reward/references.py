@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.files import nearest
 from plimsoll.config.problems import Code, Problem, Section, invalid
 from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rollout import EnvironmentConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.config.secrets import mask_setting
 from plimsoll.data.fields import kind_of, reference_text

@@ -8,7 +8,7 @@ import numpy as np
 
 from plimsoll.records import Floats, Trajectory
 from plimsoll.rl.batch import Batch, Learnables, Scores
-from plimsoll.run.bad_steps import BadNumbers
+from plimsoll.run.health import BadNumbers
 from plimsoll.run.numbers import first_of
 
 _SHOWN = 5

@@ -26,8 +26,7 @@ from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
-from plimsoll.run.gaming import gaming_figures
-from plimsoll.run.health import repeating
+from plimsoll.run.health import gaming_figures, repeating
 from plimsoll.run.numbers import mean
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.sampler.protocol import CACHED_TOKENS, PROMPT_TOKENS

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
-from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.rollout import EnvironmentConfig, RolloutConfig
 from plimsoll.data.continuation import most_calls, rewrites
 from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template

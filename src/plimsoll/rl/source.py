@@ -15,8 +15,8 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.setup import RlWork, wake_ranks
 from plimsoll.run.numbers import plural
+from plimsoll.run.phases import count_of, recent
 from plimsoll.run.state import RunState
-from plimsoll.run.supervised import count_of, recent
 from plimsoll.run.trajectories import StepDraw, read_draw, read_trajectories
 from plimsoll.train.session import lineage_of
 

@@ -1,145 +1,58 @@
-"""Line charts as SVG text, for pictures that a document or a page embeds."""
+"""The chart of a model's calibration as SVG text, which a page embeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from html import escape
-from math import floor, log10
 
 _WIDTH, _HEIGHT = 460, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 440, 70, 270
-_COLUMNS = 2
-_MARKED_POINTS = 20
-_COLOURS = ("#2389CC", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+_MODEL, _CALIBRATED = "#2389CC", "#D55E00"
 """Okabe and Ito's colours, which people with colour blindness can tell apart."""
 
-Range = tuple[float, float]
+Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class ChartLine:
-    """A line of a chart with its name in the legend."""
+def draw_calibration(title: str, points: Sequence[Point], notes: Sequence[str]) -> str:
+    """Return a chart of observed shares by predicted probability, with the diagonal beside them.
 
-    label: str
-    points: Sequence[tuple[float, float]]
-    intervals: Sequence[tuple[float, float, float]] = ()
-    """(x, low, high) of each point that has an interval; drawn as a band."""
-    notes: Sequence[str] = ()
-    """One text per point, drawn above it."""
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines drawn on the same two axes."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[ChartLine]
-    x_range: Range | None = None
-    y_range: Range | None = None
-    """`x_range` and `y_range`: (low, high) of an axis; None for the range of the points."""
-
-    @cached_property
-    def x_ends(self) -> Range:
-        """The lowest and the highest x of the horizontal axis."""
-        return self.x_range or _widen([x for line in self.lines for x, _ in line.points])
-
-    @cached_property
-    def y_ends(self) -> Range:
-        """The lowest and the highest y of the vertical axis."""
-        values = [y for line in self.lines for _, y in line.points]
-        ends = [end for line in self.lines for _, *bounds in line.intervals for end in bounds]
-        return self.y_range or _widen([*values, *ends])
-
-
-def draw_charts(charts: Sequence[Chart]) -> str:
-    """Return the text of one SVG picture of all charts, with two charts in each row."""
-    columns = min(len(charts), _COLUMNS)
-    width, height = _WIDTH * columns, _HEIGHT * -(-len(charts) // columns)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#222222">'
-    )
-    elements = [head, f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
-    for place, chart in enumerate(charts):
-        row, column = divmod(place, columns)
-        elements.append(f'<g transform="translate({column * _WIDTH} {row * _HEIGHT})">')
-        elements += [*_axes(chart), *_legend(chart)]
-        for line, colour in zip(chart.lines, _COLOURS * len(chart.lines), strict=False):
-            elements += _line(line, colour, chart)
-        elements.append("</g>")
+    Args:
+        title: stands above the chart.
+        points: a predicted and an observed share each.
+        notes: a text for each point, drawn above it.
+    """
+    elements = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12" fill="#222222">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        _text(_LEFT, 20, title, weight="bold"),
+        _text(_LEFT - 8, _TOP - 10, "observed share"),
+        _text(_RIGHT, _BOTTOM + 38, "predicted probability", anchor="end"),
+    ]
+    for tick in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        x, y = _place((tick, tick))
+        elements.append(_text(x, _BOTTOM + 18, f"{tick:g}", anchor="middle"))
+        elements.append(f'<path d="M{_LEFT} {y:.1f}H{_RIGHT}" stroke="#dddddd"/>')
+        elements.append(_text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
+    for left, label, colour in ((60, "model", _MODEL), (127, "calibrated", _CALIBRATED)):
+        elements.append(f'<rect x="{left}" y="30" width="10" height="10" fill="{colour}"/>')
+        elements.append(_text(left + 14, 40, label))
+    elements.append(_line(points, _MODEL, ""))
+    for (x, y), note in zip(map(_place, points), notes, strict=True):
+        elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_MODEL}"/>')
+        elements.append(_text(x, y - 8, note, anchor="middle"))
+    elements.append(_line([(0, 0), (1, 1)], _CALIBRATED, ' stroke-dasharray="5 4"'))
     return "\n".join([*elements, "</svg>"]) + "\n"
 
 
-def _axes(chart: Chart) -> Iterator[str]:
-    yield _text(_LEFT, 20, chart.title, weight="bold")
-    yield _text(_LEFT - 8, _TOP - 10, chart.y_label)
-    yield _text(_RIGHT, _BOTTOM + 38, chart.x_label, anchor="end")
-    for tick in _ticks(chart.x_ends):
-        yield _text(_x(tick, chart), _BOTTOM + 18, f"{tick:g}", anchor="middle")
-    for tick in _ticks(chart.y_ends):
-        y = _y(tick, chart)
-        yield f'<path d="M{_LEFT} {y:.1f}H{_RIGHT}" stroke="#dddddd"/>'
-        yield _text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end")
+def _place(point: Point) -> Point:
+    """Return the place in the picture of a point between (0, 0) and (1, 1)."""
+    return _LEFT + (_RIGHT - _LEFT) * point[0], _BOTTOM - (_BOTTOM - _TOP) * point[1]
 
 
-def _legend(chart: Chart) -> Iterator[str]:
-    left = float(_LEFT)
-    for line, colour in zip(chart.lines, _COLOURS * len(chart.lines), strict=False):
-        if len(chart.lines) > 1:
-            yield f'<rect x="{left:.1f}" y="30" width="10" height="10" fill="{colour}"/>'
-            yield _text(left + 14, 40, line.label)
-            left += 32 + 7 * len(line.label)
-
-
-def _line(line: ChartLine, colour: str, chart: Chart) -> Iterator[str]:
-    if line.intervals:
-        lows = [(x, low) for x, low, _ in line.intervals]
-        highs = [(x, high) for x, _, high in line.intervals]
-        path = _path([*highs, *reversed(lows)], chart)
-        yield f'<path d="{path}Z" fill="{colour}" fill-opacity="0.2"/>'
-    dashes = ' stroke-dasharray="5 4"' if line.dashed else ""
-    path = _path(line.points, chart)
-    yield f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
-    if len(line.points) <= _MARKED_POINTS and not line.dashed:
-        for x, y in line.points:
-            yield f'<circle cx="{_x(x, chart):.1f}" cy="{_y(y, chart):.1f}" r="3" fill="{colour}"/>'
-    for (x, y), note in zip(line.points, line.notes, strict=False):
-        yield _text(_x(x, chart), _y(y, chart) - 8, note, anchor="middle")
-
-
-def _path(points: Sequence[tuple[float, float]], chart: Chart) -> str:
-    places = [f"{_x(x, chart):.1f} {_y(y, chart):.1f}" for x, y in points]
-    return f"M{' L'.join(places)}"
-
-
-def _x(value: float, chart: Chart) -> float:
-    low, high = chart.x_ends
-    return _LEFT + (_RIGHT - _LEFT) * (value - low) / (high - low)
-
-
-def _y(value: float, chart: Chart) -> float:
-    low, high = chart.y_ends
-    return _BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low)
-
-
-def _widen(values: Sequence[float]) -> Range:
-    """Return (lowest, highest) of the values; if they are equal, widened by 0.5 at each end."""
-    low, high = min(values), max(values)
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
-
-
-def _ticks(interval: Range) -> list[float]:
-    """Return up to nine round numbers within a range."""
-    least = (interval[1] - interval[0]) / 8
-    magnitude = 10.0 ** floor(log10(least))
-    step = next(n * magnitude for n in (1, 2, 5, 10) if n * magnitude >= least)
-    first = -floor(-interval[0] / step)
-    return [round(i * step, 12) for i in range(first, floor(interval[1] / step) + 1)]
+def _line(points: Sequence[Point], colour: str, dashes: str) -> str:
+    places = " L".join(f"{x:.1f} {y:.1f}" for x, y in map(_place, points))
+    return f'<path d="M{places}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal") -> str:

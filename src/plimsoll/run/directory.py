@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -36,11 +36,11 @@ _READ_WITHOUT_WORD = 2**33
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
 
-@dataclass(frozen=True)
 class _Item:
     """A file or folder of a run directory."""
 
-    name: str
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __get__(self, run: RunDirectory, owner: type[RunDirectory]) -> Path:
         return run.path / self.name
@@ -132,10 +132,6 @@ class RunDirectory:
             write_whole(self.template_path, template)
         write_whole(self.config_path, text)
 
-    def write_plan(self, plan: str) -> None:
-        """Write the memory plan, given as JSON text."""
-        write_whole(self.plan_path, plan)
-
     def sync_rows(self) -> None:
         """Flush the files of metrics and ledger to the disk (fsync).
 
@@ -149,11 +145,11 @@ class RunDirectory:
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """Return (step, path) of the last complete checkpoint, or None."""
-        return max(_by_step(self.path / "checkpoints"), default=None)
+        return max(self.checkpoints().items(), default=None)
 
     def checkpoints(self) -> dict[int, Path]:
         """Return the paths of the complete checkpoints by step, in the order of steps."""
-        return dict(sorted(_by_step(self.path / "checkpoints")))
+        return _by_step(self.path / "checkpoints")
 
     def require_space(self, planned_bytes: int) -> None:
         """Raise CannotWrite if the disk has no room for one more checkpoint.
@@ -176,7 +172,7 @@ class RunDirectory:
 
     def trajectories(self) -> dict[int, Path]:
         """Return the paths of the trajectory files by step, in the order of steps."""
-        return dict(sorted(_by_step(self.path / "trajectories")))
+        return _by_step(self.path / "trajectories")
 
     def sampled_step(self, step: int | None) -> tuple[int, Path]:
         """Return (step, path) of a step's trajectory file; of the last one if `step` is None.
@@ -196,21 +192,13 @@ class RunDirectory:
 
     def bad_steps(self) -> dict[int, Path]:
         """Return the paths of what bad steps would have learned from, by step."""
-        return dict(sorted(_by_step(self.path / "bad")))
-
-    def latest_trajectories(self) -> tuple[int, Path] | None:
-        """Return (step, path) of the last trajectory file, or None."""
-        return max(_by_step(self.path / "trajectories"), default=None)
+        return _by_step(self.path / "bad")
 
     def remove_trajectories_after(self, step: int) -> None:
         """Remove the trajectory files of later steps."""
-        for written_step, path in _by_step(self.path / "trajectories"):
+        for written_step, path in self.trajectories().items():
             if written_step > step:
                 path.unlink()
-
-    def oldest_checkpoint(self) -> tuple[int, Path] | None:
-        """Return (step, path) of the first complete checkpoint that is kept, or None."""
-        return min(_by_step(self.path / "checkpoints"), default=None)
 
     def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
         """Remove all checkpoints except the last `keep` and the checkpoint of `best_step`.
@@ -220,14 +208,13 @@ class RunDirectory:
         """
         if keep == 0:
             return
-        for step, path in sorted(_by_step(self.path / "checkpoints"))[:-keep]:
+        for step, path in [*self.checkpoints().items()][:-keep]:
             if step != best_step:
                 remove_directory(path)
 
     def saved_bytes(self) -> int:
         """Return the bytes of all checkpoints and the final model on the disk."""
-        saved = [path for _, path in _by_step(self.path / "checkpoints")]
-        return sum(map(directory_bytes, [*saved, self.model_path]))
+        return sum(map(directory_bytes, [*self.checkpoints().values(), self.model_path]))
 
     def holds_run(self) -> bool:
         """Return whether metrics, a checkpoint or a final model exist here."""
@@ -284,7 +271,7 @@ def open_run(
     checkpoints are damaged.
     """
     path = Path(config.directory)
-    run = RunDirectory(path, _lock(path))
+    run = RunDirectory(path, lock_directory(path))
     try:
         refuse(resume_problems(config))
         _put_damaged_aside(run, note)
@@ -296,17 +283,6 @@ def open_run(
         run.close()
         raise
     return run
-
-
-def _lock(path: Path) -> FileLock:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        return lock_directory(path)
-    except OSError as error:
-        raise ConfigError(
-            f"run.directory {str(path)!r} cannot be used: {error}. "
-            f"Choose a directory that can be written to."
-        ) from error
 
 
 def resume_problems(config: RunConfig) -> Iterator[Problem]:
@@ -344,10 +320,9 @@ def _put_damaged_aside(run: RunDirectory, note: Callable[[str], None]) -> None:
 
     Raises ConfigError if no checkpoint is whole; then all keep their names.
     """
-    checkpoints = sorted(_by_step(run.path / "checkpoints"), reverse=True)
     damages: dict[Path, str] = {}
     last_whole = None
-    for _, path in checkpoints:
+    for path in reversed(run.checkpoints().values()):
         if (size := directory_bytes(path)) > _READ_WITHOUT_WORD:
             note(f"checking {path} against its manifest: {gigabytes(size)} GB")
         damage = find_damage(path)
@@ -356,30 +331,21 @@ def _put_damaged_aside(run: RunDirectory, note: Callable[[str], None]) -> None:
             break
         damages[path] = damage
     if last_whole is None and damages:
-        raise _none_whole(run, damages)
+        lines = "".join(f"\n  {path}: {damage}" for path, damage in damages.items())
+        raise ConfigError(
+            f"No checkpoint of {run.path} is whole, so the run cannot go on from one. Nothing was "
+            f"changed. Put the files back from a copy, or choose another run.directory. To begin "
+            f"this run anew, move {run.path / 'checkpoints'} away.{lines}"
+        )
     for path, damage in damages.items():
-        aside = _name_aside(path)
+        names = (f"{path.name}.damaged{f'-{n}' * (n > 1)}" for n in count(1))
+        aside = next(free for free in map(path.with_name, names) if not free.exists())
         with explaining_errors(aside):
             path.replace(aside)
         note(
             f"{path} is damaged: {damage}. It is kept as {aside.name}, and the run goes on from "
             f"{last_whole}"
         )
-
-
-def _none_whole(run: RunDirectory, damages: Mapping[Path, str]) -> ConfigError:
-    lines = "".join(f"\n  {path}: {damage}" for path, damage in damages.items())
-    return ConfigError(
-        f"No checkpoint of {run.path} is whole, so the run cannot go on from one. Nothing was "
-        f"changed. Put the files back from a copy, or choose another run.directory. To begin this "
-        f"run anew, move {run.path / 'checkpoints'} away.{lines}"
-    )
-
-
-def _name_aside(path: Path) -> Path:
-    """Return a free name for a damaged checkpoint: step-000010.damaged, step-000010.damaged-2."""
-    names = (f"{path.name}.damaged{f'-{n}' * (n > 1)}" for n in count(1))
-    return next(aside for aside in map(path.with_name, names) if not aside.exists())
 
 
 def _tidy(run: RunDirectory) -> None:
@@ -408,21 +374,23 @@ def is_checkpoint_name(name: str) -> bool:
     return re.fullmatch(r"step-\d{6,}", name) is not None
 
 
-def _by_step(folder: Path) -> list[tuple[int, Path]]:
+def _by_step(folder: Path) -> dict[int, Path]:
+    """Return the items of a folder that are named after a step, in the order of steps."""
     items = folder.iterdir() if folder.is_dir() else ()
     matches = [(_STEP_NAME.fullmatch(item.name), item) for item in items]
-    return [(int(match[1]), item) for match, item in matches if match]
+    return dict(sorted((int(match[1]), item) for match, item in matches if match))
 
 
 LOCK_FILE = "run.lock"
 
 
 def lock_directory(path: Path) -> FileLock:
-    """Lock a directory and return the lock, held until its release or the end of the process.
+    """Make and lock a directory. The lock is held until its release or the end of the process.
 
     The system drops the lock of a killed process. So a lock file that remains locks nothing.
 
-    Raises ConfigError if another process holds the lock; the message has its pid if it is known.
+    Raises ConfigError if the directory cannot be used, or if another process holds the lock; the
+    message has its pid if it is known.
     """
     from filelock import FileLock, Timeout  # a plan needs no lock
 
@@ -430,6 +398,7 @@ def lock_directory(path: Path) -> FileLock:
     # On a disk without system locks, filelock's soft lock would outlive a killed process.
     lock = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
         owner = _owner(file.read_text(encoding="ascii").strip())
@@ -437,6 +406,11 @@ def lock_directory(path: Path) -> FileLock:
             f"The run directory {path} is in use by {owner}: two runs would overwrite "
             f"each other. Wait for it, stop it, or choose another run.directory. (The command is "
             f"started once, without torchrun or srun: it starts its cluster.ranks itself.)"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory {str(path)!r} cannot be used: {error}. "
+            f"Choose a directory that can be written to."
         ) from error
     file.write_text(f"{os.getpid()}\n", encoding="ascii")
     return lock

@@ -1,4 +1,4 @@
-"""The two ways to show a run's progress.
+"""The report of a step, and the two ways to show a run's progress.
 
 A terminal has a block that is redrawn in place: a bar with the remaining time, the last values, a
 good and a bad response, and the current phase. Elsewhere (a pipe, a log file, a dumb terminal)
@@ -11,11 +11,12 @@ standard error says so, and the run continues.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import re
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -26,9 +27,124 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll.run.console import terminal_of
+from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.numbers import duration_text
 from plimsoll.run.output import silence, tell
 from plimsoll.run.responses import ResponseGroup, excerpt
-from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
+
+_HEADLINE = re.compile(
+    r"reward|reward/.+|rewards/margin|accuracy|kl|(teacher_)?divergence|loss|value_loss|eval/.+"
+)
+_HEADLINES = 8
+BEFORE_STEPS = frozenset({"data", "precompute", "load"})
+BESIDE_STEPS = BEFORE_STEPS | {"eval", "save"}
+"""Phases that do not work on a step's tokens."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The report of a step that has ended."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """Values by name, such as `reward`, `reward/math_answer`, `kl`, `policy_loss`."""
+    tokens: int
+    """Number of tokens that the step worked on."""
+    seconds: Mapping[str, float]
+    """Seconds of each phase since the last report; their sum is the step's time."""
+    memory: Mapping[str, MemoryUse]
+    """Peak of each process and node."""
+    tokens_at_peak: float | None = None
+    """See `Planned`."""
+    gpu_busy: float | None = None
+    """Share of time in which cards computed, in phases that work on tokens; None if unknown."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of all phases of the step."""
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second in the phases that work on the step's tokens; 0 if none was timed.
+
+        The time to read data, load, precompute, evaluate and save is left out.
+        """
+        seconds = self.seconds_without(BESIDE_STEPS)
+        return self.tokens / seconds if seconds > 0 else 0.0
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the cards' peak FLOPs that the step reached; None if the peak is unknown."""
+        if self.tokens_at_peak is None:
+            return None
+        return self.tokens_per_second / self.tokens_at_peak
+
+    def seconds_without(self, phases: Set[str]) -> float:
+        """Return the seconds of all phases except the given ones."""
+        return sum(seconds for phase, seconds in self.seconds.items() if phase not in phases)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The value of a metric, with its confidence interval if it has one."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def interval_text(self) -> str:
+        """The interval as ` (0.533 to 0.641)`, with the space; "" if there is none."""
+        return "" if self.interval is None else " ({:.4g} to {:.4g})".format(*self.interval)
+
+
+def figures(metrics: Mapping[str, float]) -> dict[str, Figure]:
+    """Return the metrics as figures by name; `<name>_low`, `<name>_high` become an interval."""
+    intervals = {
+        name: (metrics[f"{name}_low"], metrics[f"{name}_high"])
+        for name in metrics
+        if {f"{name}_low", f"{name}_high"} <= metrics.keys()
+    }
+    ends = {f"{name}_{end}" for name in intervals for end in ("low", "high")}
+    return {
+        name: Figure(value, intervals.get(name))
+        for name, value in metrics.items()
+        if name not in ends
+    }
+
+
+def headline(metrics: Mapping[str, float]) -> dict[str, Figure]:
+    """Return the metrics that are shown at every step, at most 8, in their order.
+
+    These are rewards, KL, losses, accuracies and evaluations. The only part of a reward is left out
+    if it is the reward.
+    """
+    shown = {name: x for name, x in figures(metrics).items() if _HEADLINE.fullmatch(name)}
+    parts = [name for name in shown if name.startswith("reward/")]
+    if len(parts) == 1 and shown[parts[0]] == shown.get("reward"):
+        del shown[parts[0]]
+    return dict(list(shown.items())[:_HEADLINES])
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """A step's report together with the progress of its run, for a display."""
+
+    job: str
+    steps: int
+    report: StepReport
+    metrics: Mapping[str, Figure]
+    """Last value of each headline metric; not every step has all of them."""
+    seconds_left: float | None
+    """Estimated seconds to the end of the run; None before the first step."""
+    sampled: ResponseGroup | None = None
+    """Responses to one prompt, of the last step that has responses."""
+
+    @property
+    def left(self) -> str:
+        """The time that is left as text, such as `0:00:04`; "" if unknown."""
+        return "" if self.seconds_left is None else duration_text(self.seconds_left)
+
 
 Advance = Callable[[int], None]
 """Takes the number of items that were done since the last call; updates a shown count."""
@@ -79,38 +195,6 @@ _UNSEEN = (
 )
 
 
-class Display(Protocol):
-    """A way to show progress."""
-
-    shows_responses: bool
-    """Whether it has a place for sampled responses."""
-
-    def show(self, progress: RunProgress) -> None:
-        """Show the step that has just ended."""
-
-    def begin(self, text: str) -> None:
-        """Show the line that a phase begins, unless the phase is shown anyway."""
-
-    def note(self, text: str) -> None:
-        """Print a line that stays on the screen."""
-
-    def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
-        """Show a count of items during the block; yield the function that advances the count.
-
-        `total` is None if it is unknown.
-        """
-
-    def close(self) -> None:
-        """Restore the terminal."""
-
-
-def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
-    """Return the display for a stream; `now` returns the current phase as text."""
-    if console := terminal_of(stream):
-        return LiveDisplay(console, now)
-    return PlainDisplay(write_lines_to(stream))
-
-
 def write_lines_to(stream: TextIO) -> Callable[[str], None]:
     """Return a function that writes lines to a stream, until the stream cannot be written to."""
 
@@ -127,43 +211,19 @@ def write_lines_to(stream: TextIO) -> Callable[[str], None]:
     return write
 
 
-class PlainDisplay:
-    """A display with one line per step, each passed to a function."""
-
-    shows_responses = False
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-
-    def show(self, progress: RunProgress) -> None:
-        """Pass on the line of the step that has just ended."""
-        self._say(plain_line(progress))
-
-    def begin(self, text: str) -> None:
-        """Pass on the line."""
-        self._say(text)
-
-    def note(self, text: str) -> None:
-        """Pass on the line."""
-        self._say(text)
-
-    @contextmanager
-    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Pass on the lines of `count_lines`; yield the function that advances the count."""
-        yield count_lines(what, total, self._say)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to restore."""
-
-
 def plain_line(progress: RunProgress) -> str:
     """Return a step's report as one ASCII line. Figures are padded, so lines align in columns."""
     report = progress.report
     width = len(str(progress.steps))
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
+    figures_shown = [  # padded to the width of their kind
+        f"{name} {figure.value:>9.4g}"
+        + (f"{figure.interval_text:<21}" if figure.interval_text else "")
+        for name, figure in headline(report.metrics).items()
+    ]
     parts = [
         f"{progress.job} step {report.step:>{width}}/{progress.steps}",
-        *(f"{name} {_pad(figure)}" for name, figure in headline(report.metrics).items()),
+        *figures_shown,
         *([f"{report.tokens_per_second:>8,.0f} tokens/s"] if report.step else []),
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
@@ -172,16 +232,8 @@ def plain_line(progress: RunProgress) -> str:
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
 
 
-def _pad(figure: Figure) -> str:
-    """Return a figure padded to the width of its kind."""
-    interval = figure.interval_text
-    return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")
-
-
-class LiveDisplay:
+class LiveBlock:
     """A block at the bottom of a terminal, redrawn in place several times a second."""
-
-    shows_responses = True
 
     def __init__(self, console: Console, now: Callable[[], str]) -> None:
         self._now = now
@@ -196,9 +248,6 @@ class LiveDisplay:
     def show(self, progress: RunProgress) -> None:
         """Redraw the block with the step that has just ended."""
         self._redraw(live_block(progress))
-
-    def begin(self, text: str) -> None:
-        """Do nothing: the block has the current phase."""
 
     def note(self, text: str) -> None:
         """Print a line above the block."""
@@ -241,56 +290,42 @@ def live_block(progress: RunProgress) -> Group:
     values = Table.grid(padding=(0, 1))
     values.add_column(style="dim", no_wrap=True)
     values.add_column()
-    for label, texts in _value_rows(progress).items():
-        values.add_row(label, Text("   ".join(texts)))
-    for label, text_block in _sampled_rows(progress.sampled).items():
-        values.add_row(label, text_block)
+    figures_shown = [
+        f"{name} {figure.value:.4g}{figure.interval_text}"
+        for name, figure in progress.metrics.items()
+    ]
+    rows = {
+        "metrics": figures_shown,
+        "speed": [
+            f"{report.tokens_per_second:,.0f} tokens/s",
+            f"{report.total_seconds:.1f} s/step",
+        ],
+        "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
+        "memory": _memory_texts(report),
+    }
+    for label, texts in rows.items():
+        if texts:
+            values.add_row(label, Text("   ".join(texts)))
+    if group := progress.sampled:
+        values.add_row("prompt", _Excerpt(group.prompt, 1))
+        first, last = group.responses[0], group.responses[-1]
+        # If all rewards are equal, there is only one response.
+        by_name = {"best": first, "worst": last} if group.spread else {"sampled": first}
+        for name, shown in by_name.items():
+            values.add_row(f"{name} {shown.reward:.4g}", _Excerpt(shown.response, 2))
     return Group(bar, values)
 
 
-@dataclass(frozen=True)
 class _Excerpt:
     """The beginning and the end of a text, cut to some lines of a column."""
 
-    text: str
-    lines: int
+    def __init__(self, text: str, lines: int) -> None:
+        self.text, self.lines = text, lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         lines = chop_cells(excerpt(self.text, self.lines * width), width)
         yield Text("\n".join(lines[: self.lines]))
-
-
-def _sampled_rows(group: ResponseGroup | None) -> dict[str, _Excerpt]:
-    """Return a group's prompt, best and worst response by label; empty without a group.
-
-    If all rewards are equal, there is only one response.
-    """
-    if group is None:
-        return {}
-    first, last = group.responses[0], group.responses[-1]
-    by_label = {"best": first, "worst": last} if group.spread else {"sampled": first}
-    answers = {
-        f"{name} {response.reward:.4g}": response.response for name, response in by_label.items()
-    }
-    return {"prompt": _Excerpt(group.prompt, 1)} | {
-        label: _Excerpt(text, 2) for label, text in answers.items()
-    }
-
-
-def _value_rows(progress: RunProgress) -> dict[str, list[str]]:
-    report = progress.report
-    speed = f"{report.tokens_per_second:,.0f} tokens/s"
-    rows = {
-        "metrics": [
-            f"{name} {figure.value:.4g}{figure.interval_text}"
-            for name, figure in progress.metrics.items()
-        ],
-        "speed": [speed, f"{report.total_seconds:.1f} s/step"],
-        "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
-        "memory": _memory_texts(report),
-    }
-    return {label: texts for label, texts in rows.items() if texts}
 
 
 def _memory_texts(report: StepReport) -> list[str]:

@@ -17,16 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from plimsoll.config.json_text import parse_json
 from plimsoll.config.secrets import mask_secrets
 from plimsoll.errors import Interrupted, NodesMissing, PlimsollError, Recovery
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.files import explaining_full_disk, write_whole
+from plimsoll.run.files import explaining_full_disk, first_line, read_record, write_whole
 from plimsoll.run.output import RunLog, tell
 from plimsoll.run.phases import read_current_phase
 
-_MESSAGE = "\nstopping after this step; Ctrl-C again to stop at once"
-_AT_ONCE_MESSAGE = "\nstopping"
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -57,9 +54,10 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        tell(_AT_ONCE_MESSAGE if self.at_once else _MESSAGE)
         if self.at_once:
+            tell("\nstopping")
             raise KeyboardInterrupt
+        tell("\nstopping after this step; Ctrl-C again to stop at once")
 
 
 RESUME = "run the same command with --run.resume auto"
@@ -88,10 +86,7 @@ class RunEnd:
 
 def read_end(path: Path) -> RunEnd | None:
     """Return the record in an `end.json`; None if there is no file, or another version wrote it."""
-    try:
-        return RunEnd(**parse_json(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_record(path, RunEnd)
 
 
 @contextmanager
@@ -105,7 +100,7 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
             yield
     except Interrupted as error:
         log.add(str(error))
-        _write(run, RunEnd("stopped", _first_line(str(error))))
+        _write(run, RunEnd("stopped", first_line(error)))
         raise
     except KeyboardInterrupt as error:
         log.add("".join(traceback.format_exception(error)))  # what was waited for
@@ -115,14 +110,15 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
         if advice := how_to_go_on(run):
             error.add_note(f"  {advice}")
         log.add("".join(traceback.format_exception(error)))
-        if _needs_traceback(error) and run.log_path.is_file():
+        is_setting = isinstance(error, PlimsollError) and error.exit_code != PlimsollError.exit_code
+        if not is_setting and run.log_path.is_file():
             error.add_note(f"  Log, with the traceback: {run.log_path}")
         if isinstance(error, PlimsollError):
             flags = error.flags if isinstance(error, NodesMissing) else ()
-            _write(run, RunEnd("failed", _first_line(str(error)), error.fault, flags))
+            _write(run, RunEnd("failed", first_line(error), error.fault, flags))
         else:
-            text = f"unexpected {type(error).__name__}: {error}"
-            _write(run, RunEnd("failed", _first_line(text), "error"))
+            why = f"unexpected {type(error).__name__}: {first_line(error)}"
+            _write(run, RunEnd("failed", why.strip(), "error"))
         raise
     _write(run, RunEnd("done"))
 
@@ -138,18 +134,9 @@ def how_to_go_on(run: RunDirectory) -> str:
     return ""
 
 
-def _needs_traceback(error: BaseException) -> bool:
-    """Return whether a traceback may help the user; False if a setting is wrong."""
-    return not isinstance(error, PlimsollError) or error.exit_code == PlimsollError.exit_code
-
-
 def notes_of(error: BaseException) -> list[str]:
     """Return the notes (PEP 678) of an error; empty if it has none."""
     return [*getattr(error, "__notes__", ())]
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")
 
 
 def _write(run: RunDirectory, end: RunEnd) -> None:

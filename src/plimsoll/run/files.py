@@ -14,8 +14,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+from plimsoll.config.json_text import parse_json
 from plimsoll.errors import CannotWrite, PlimsollError
+
+RecordT = TypeVar("RecordT")
 
 _MARK = ".partial-"
 _CANNOT_WRITE = {
@@ -170,22 +174,24 @@ def _full_disk(path: Path, error: Exception) -> str | None:
     earlier: BaseException | None = error
     while earlier is not None:
         if _number(earlier) in _FULL:
-            return f"the disk is full ({_first_line(error)})"
+            return f"the disk is full ({first_line(error)})"
         earlier = earlier.__cause__ or earlier.__context__
-    if _number(error) in _CANNOT_WRITE or not _has_no_room(path):
+    if _number(error) in _CANNOT_WRITE:
         return None
-    return f"the disk is full ({type(error).__name__}: {_first_line(error)})"
+    usage = shutil.disk_usage(nearest_existing(path))
+    if usage.total == 0 or usage.free >= _LEAST_FREE:  # /proc and its like have a total of 0
+        return None
+    return f"the disk is full ({type(error).__name__}: {first_line(error)})"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]
 
 
-def _has_no_room(path: Path) -> bool:
-    """Return whether the disk that a path is on, or would be on, has hardly a free byte."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    usage = shutil.disk_usage(existing)
-    return usage.total > 0 and usage.free < _LEAST_FREE  # /proc and its like have a total of 0
+def nearest_existing(path: Path) -> Path:
+    """Return a path, or its nearest parent that exists."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
 
 
 def _number(error: BaseException) -> int | None:
@@ -201,6 +207,14 @@ def _number(error: BaseException) -> int | None:
 
 def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
+    """Return the record in a JSON file; None if there is no file, or another version wrote it."""
+    try:
+        return kind(**parse_json(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def directory_bytes(path: Path) -> int:

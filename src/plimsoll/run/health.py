@@ -1,19 +1,36 @@
-"""Warn of figures outside of their healthy range, with their usual cause and a remedy to try.
+"""Tell whether a run is healthy, by the figures of its steps.
 
-docs/runs.md has the ranges and their sources.
+A figure outside of its range gives a warning with its usual cause and a remedy to try: health.yaml
+has them.
+
+Is the reward being gamed? A policy that has found a way to please one part of the reward moves the
+others no more, and one that has learned that long answers are rewarded writes longer ones. Neither
+shows in the mean. Two figures of each step and their drift do.
+
+Steps with numbers that are not finite are left out, and counted.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from math import inf, isnan, nan
+from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import ArrayLike
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from numpy.typing import ArrayLike, NDArray
 
-from plimsoll.run.gaming import LENGTH, MOST_DRIFT, WINDOW, Drift
+from plimsoll.errors import PlimsollError
+from plimsoll.records import Ints, Sample, Trajectory
+from plimsoll.run.files import whole_file
+from plimsoll.run.responses import ResponseGroup, SampledResponse, excerpt
 
 StepMetrics = Mapping[str, float]
 Bounds = tuple[float, float]
@@ -25,6 +42,9 @@ class HealthAdvice:
 
     means: str
     attempt: str
+
+
+_NEVER = HealthAdvice("It cannot have this value.", "reporting it: the figure is computed wrongly.")
 
 
 @dataclass(frozen=True)
@@ -39,12 +59,8 @@ class HealthyRange:
     """Advice for a value below the range."""
     above: HealthAdvice
     """Advice for a value above the range."""
-    settles: int = 0
+    settles: int
     """How many steps at the beginning of a run are not checked."""
-
-
-def _constant(low: float, high: float) -> Callable[[StepMetrics], Bounds]:
-    return lambda metrics: (low, high)
 
 
 _KL_NOISE, _KL_OF_SHORT, _KL_A_TOKEN = -1.0, 20.0, 0.1
@@ -97,181 +113,148 @@ def _gradient_bounds(metrics: StepMetrics) -> Bounds:
     return least, _MOST_GRADIENT
 
 
-_NEVER = HealthAdvice("It cannot have this value.", "reporting it: the figure is computed wrongly.")
+_BOUNDS: Mapping[str, Callable[[StepMetrics], Bounds]] = {
+    "kl": _kl_bounds,
+    "rollout/prefix_cache_hits": _cache_bounds,
+    "groups/dropped": _dropped_bounds,
+    "actor/grad_norm": _gradient_bounds,
+}
+"""The bounds of figures that depend on other figures of the step."""
 
-_DIFFERENT = HealthAdvice(
-    "The engine gives sampled tokens other probabilities than the trainer does: another dtype or "
-    "kernel, weights that are several versions old, or a sync that went wrong.",
-    "rollout.dtype as actor.model.dtype, top_p 1, sync/logprob_gap beside it (large: the sync), a "
-    "correction that masks instead of truncating, a smaller bound of staleness.",
-)
+
+def _read_range(
+    metric: str,
+    what: str,
+    low: float = -inf,
+    high: float = inf,
+    settles: int = 0,
+    **advice: Mapping[str, str],
+) -> HealthyRange:
+    """Return the range of a metric from its entry in health.yaml."""
+    below, above = (
+        HealthAdvice(**advice[side]) if side in advice else _NEVER for side in ("below", "above")
+    )
+    bounds = _BOUNDS.get(metric, lambda metrics: (low, high))
+    return HealthyRange(what, bounds, below, above, settles)
+
 
 RANGES: Mapping[str, HealthyRange] = MappingProxyType(
     {
-        "reward": HealthyRange("the mean reward", _constant(-inf, inf), _NEVER, _NEVER),
-        LENGTH: HealthyRange(
-            "the correlation of reward and length within groups",
-            _constant(-0.7, 0.7),
-            HealthAdvice(
-                "Short responses are rewarded, whatever they say; or long ones are cut off.",
-                "reading the responses below, truncated, a larger rollout.sampling.max_new_tokens.",
-            ),
-            HealthAdvice(
-                "Long responses are rewarded, whatever they say.",
-                "reading the responses below; a reward that looks at the answer alone, or the "
-                "reward overlong.",
-            ),
-        ),
-        "kl": HealthyRange(
-            "the KL of the actor from the reference, nats per response",
-            _kl_bounds,
-            HealthAdvice(
-                "A KL is below 0 only by the chance of few samples: the log-probs that are "
-                "compared are not of the distribution that was sampled from.",
-                "rollout.sampling without top_p and the like, no minimum of tokens; mismatch/abs.",
-            ),
-            HealthAdvice(
-                "The actor is far from where it began, most often because it has found a way to "
-                "please the reward that was not intended.",
-                "reading what is rewarded (plimsoll rollouts RUN --best), a larger "
-                "algorithm.kl.coefficient or an algorithm.kl.adaptive, a lower learning rate.",
-            ),
-        ),
-        "entropy": HealthyRange(
-            "the mean entropy of the actor's next token, nats",
-            _constant(0.01, 4.0),
-            HealthAdvice(
-                "Collapse: the responses to a prompt become the same, and there is nothing left to "
-                "compare. A task that is solved ends here, too.",
-                "a higher clip_high of the policy loss (DAPO: 0.28), algorithm.entropy_bonus, a KL "
-                "from the reference, a temperature of 1.",
-            ),
-            HealthAdvice(
-                "The actor unlearns its language and samples from ever more of the vocabulary.",
-                "a lower learning rate, a smaller algorithm.entropy_bonus, a KL from the "
-                "reference.",
-            ),
-        ),
-        "actor/grad_norm": HealthyRange(
-            "the norm of the actor's gradient before it is clipped",
-            _gradient_bounds,
-            HealthAdvice(
-                "There is nothing to learn from: all advantages of the step are 0.",
-                "zero_signal and the rewards (plimsoll rollouts RUN): are they all equal?",
-            ),
-            HealthAdvice(
-                "At a max_grad_norm of 1 less than a tenth of it is applied: the step's direction "
-                "is that of a few tokens.",
-                "a lower learning rate with a warm-up, whitened or clipped advantages, a look at "
-                "mismatch/abs and clip_fraction.",
-            ),
-        ),
-        "clip_fraction": HealthyRange(
-            "the share of tokens whose gradient the policy loss cuts off",
-            _constant(0.0, 0.3),
-            _NEVER,
-            HealthAdvice(
-                "The updates of a step take the actor far from the policy that sampled.",
-                "a lower learning rate, fewer algorithm.epochs or mini_batches; a wide clip of "
-                "sequences (gspo) where that is meant.",
-            ),
-        ),
-        "mismatch/abs": HealthyRange(
-            "the mean difference of a token's log-prob between trainer and sampler, nats",
-            _constant(0.0, 0.05),
-            _NEVER,
-            _DIFFERENT,
-        ),
-        "mismatch/k3": HealthyRange(
-            "the KL between sampler and trainer by k3, nats per token",
-            _constant(0.0, 0.01),
-            _NEVER,
-            _DIFFERENT,
-        ),
-        "mismatch/outside": HealthyRange(
-            "the share of tokens whose ratio of trainer to sampler is outside of 0.5 to 2",
-            _constant(0.0, 0.1),
-            _NEVER,
-            _DIFFERENT,
-        ),
-        "response_tokens": HealthyRange(
-            "the mean length of responses, tokens",
-            _constant(1.5, inf),
-            HealthAdvice(
-                "Responses are empty: the actor ends before it has said anything.",
-                "reading some (plimsoll rollouts RUN), the chat template, a reward for ending "
-                "early that outweighs the answer's.",
-            ),
-            _NEVER,
-        ),
-        "truncated": HealthyRange(
-            "the share of responses that were cut off at their longest",
-            _constant(0.0, 0.3),
-            _NEVER,
-            HealthAdvice(
-                "What is cut off has no answer and earns nothing, however good it was; or the "
-                "actor has stopped to end its responses.",
-                "a larger rollout.sampling.max_new_tokens, a penalty for overlong responses, the "
-                "stop strings and the chat template.",
-            ),
-        ),
-        "zero_signal": HealthyRange(
-            "the share of groups whose rewards are all equal",
-            _constant(0.0, 0.5),
-            _NEVER,
-            HealthAdvice(
-                "These groups teach nothing and cost as much: the prompts are too easy, too hard, "
-                "or the reward cannot tell responses apart.",
-                "dynamic sampling, prompts chosen by their difficulty, more responses of each, a "
-                "reward with more than two values.",
-            ),
-        ),
-        "explained_variance": HealthyRange(
-            "the share of the returns' variance that the critic predicts",
-            _constant(0.0, 1.0),
-            HealthAdvice(
-                "The critic is worse than a constant would be, and adds noise to the advantages.",
-                "algorithm.critic_warmup_steps, another critic.optimizer.learning_rate, a wider "
-                "algorithm.value_clip, or an advantage without a critic.",
-            ),
-            _NEVER,
-            settles=10,
-        ),
-        "rollout/prefix_cache_hits": HealthyRange(
-            "the share of the prompts of turns that the engines' prefix caches had",
-            _cache_bounds,
-            HealthAdvice(
-                "Engines compute earlier turns again: other episodes pushed them out of the KV "
-                "cache, which has too little room for those in flight.",
-                "fewer of them (environments.NAME.at_once), a larger rollout.vllm.memory_share (on "
-                "CPU rollout.vllm.cpu_kv_cache_gib), rollout.vllm.arguments without "
-                "enable_prefix_caching: false.",
-            ),
-            _NEVER,
-        ),
-        "groups/dropped": HealthyRange(
-            "the number of groups that were too old to be learned from",
-            _dropped_bounds,
-            _NEVER,
-            HealthAdvice(
-                "Long responses last through more syncs than rollout.staleness allows. They are "
-                "sampled in vain, and the policy sees fewer of them than it writes.",
-                "a larger rollout.staleness, a smaller rollout.sampling.max_new_tokens, more "
-                "engines.",
-            ),
-        ),
-        "repetition": HealthyRange(
-            "the share of responses that repeat themselves",
-            _constant(0.0, 0.1),
-            _NEVER,
-            HealthAdvice(
-                "The actor falls into loops, often after it was cut off and rewarded all the same.",
-                "a penalty for overlong responses, a higher entropy or KL, reading the worst "
-                "(plimsoll rollouts RUN --worst).",
-            ),
-        ),
+        metric: _read_range(metric, **entry)
+        for metric, entry in yaml.safe_load(
+            files("plimsoll.run").joinpath("health.yaml").read_text(encoding="utf-8")
+        ).items()
     }
 )
+
+
+LENGTH = "reward_length_correlation"
+SHARE = "reward_share/"
+WINDOW = 10
+"""Steps over which a figure is averaged before it is compared."""
+MOST_DRIFT = 0.4
+"""How far a figure may move from its mean over the first steps; judgement."""
+_ROUNDING = 1e-9
+_FEWEST = 16
+"""Fewest free differences of a step (responses less groups): a correlation of fewer is noise."""
+_SHOWN = 3
+_EXCERPT = 60
+
+
+def gaming_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the figures of a step, from -1 to 1 or around it, by name.
+
+    `reward_length_correlation` is Pearson's, of reward and number of response tokens, each less its
+    mean over the group: what the advantages of a group learn. `reward_share/<part>` is the part's
+    share of the reward's variance, cov(weight * part, reward) / var(reward); shares sum to 1, and
+    one below 0 works against the others. Figures that are not defined, as all rewards or lengths
+    are equal, are left out; so are the shares of a single part, and all figures of a step with few
+    responses.
+    """
+    groups = {t.group for t in trajectories}
+    lone = len(groups) == len(trajectories)
+    if len(trajectories) - (1 if lone else len(groups)) < _FEWEST:
+        return {}
+    rewards_S = np.array([t.reward for t in trajectories])
+    if not np.isfinite(rewards_S).all():
+        return {}
+    lengths_S = np.array([len(t.response_tokens) for t in trajectories], dtype=float)
+    group_S = np.unique([t.group for t in trajectories], return_inverse=True)[1]
+    size = float(np.abs(rewards_S).max(initial=1.0))
+    inner_S = _without_rounding(_less_group_mean(rewards_S, group_S), size)
+    long_S = _less_group_mean(lengths_S, group_S)
+    figures = {}
+    scale = np.sqrt((inner_S @ inner_S) * (long_S @ long_S))
+    if scale > 0:
+        figures[LENGTH] = float(inner_S @ long_S / scale)
+    centred_S = _without_rounding(rewards_S - rewards_S.mean(), size)
+    variance = centred_S @ centred_S
+    names = [part.name for part in trajectories[0].rewards]
+    if variance > 0 and len(names) > 1:
+        for i, name in enumerate(names):
+            part_S = np.array([t.rewards[i].value * t.rewards[i].weight for t in trajectories])
+            figures[f"{SHARE}{name}"] = float(part_S @ centred_S / variance)
+    return figures
+
+
+def _without_rounding(x_S: NDArray[np.float64], size: float) -> NDArray[np.float64]:
+    """Return differences of numbers of this size, with 0 for what is rounding alone."""
+    return np.where(np.abs(x_S) <= _ROUNDING * size, 0.0, x_S)
+
+
+def _less_group_mean(x_S: NDArray[np.float64], group_S: Ints) -> NDArray[np.float64]:
+    """Return the numbers less their group's mean; if every group has one, less the mean of all."""
+    counts = np.bincount(group_S)
+    means = np.bincount(group_S, x_S) / counts
+    less: NDArray[np.float64] = x_S - (means[group_S] if counts.max() > 1 else x_S.mean())
+    return less
+
+
+class Drift:
+    """How far each figure of a run has moved since its first steps."""
+
+    def __init__(self) -> None:
+        self._first = defaultdict[str, list[float]](list)
+        self._last = defaultdict[str, deque[float]](lambda: deque(maxlen=WINDOW))
+
+    def add(self, metrics: Mapping[str, float | None]) -> dict[str, tuple[float, float]]:
+        """Add a step, and return (mean at first, mean now) of each figure that moved too far."""
+        moved = {}
+        for name, value in metrics.items():
+            if value is None or not name.startswith((LENGTH, SHARE)):
+                continue
+            first, last = self._first[name], self._last[name]
+            if len(first) < WINDOW:
+                first.append(value)
+                continue
+            last.append(value)
+            before, now = fmean(first), fmean(last)
+            if len(last) == WINDOW and abs(now - before) > MOST_DRIFT:
+                moved[name] = (before, now)
+        return moved
+
+
+def suspects(name: str, value: float, groups: Sequence[ResponseGroup]) -> str:
+    """Return three responses that a figure speaks of, from different groups, as one line.
+
+    They are the best of their groups: of a length the longest, or the shortest if the correlation
+    is negative; of a part those that have most of it. Empty for any other figure.
+    """
+    if not name.startswith((LENGTH, SHARE)):
+        return ""
+    sign = 1 if value >= 0 else -1
+
+    def key(response: SampledResponse) -> tuple[float, float]:
+        if name == LENGTH:
+            return response.rank, sign * response.tokens
+        return response.parts.get(name.removeprefix(SHARE), 0.0), response.rank
+
+    best = sorted((max(g.responses, key=key) for g in groups), key=key, reverse=True)[:_SHOWN]
+    return "; ".join(
+        f"group {r.group}: reward {r.reward:.3g}, {r.tokens} tokens, "
+        f"{excerpt(r.response, _EXCERPT)!r}"
+        for r in best
+    )
 
 
 QUIET = 20
@@ -297,18 +280,12 @@ class HealthWarning:
     @property
     def headline(self) -> str:
         """The figure, its value and its healthy range as one sentence, without the full stop."""
-        return f"{self.metric} is {self.value:.3g}{self._range} ({self.what})"
+        ends = f"{self.low:.3g} " + ("or more" if self.high == inf else f"to {self.high:.3g}")
+        healthy = "" if isnan(self.value) else f", healthy is {ends}"
+        return f"{self.metric} is {self.value:.3g}{healthy} ({self.what})"
 
     def __str__(self) -> str:
         return f"warning: {self.headline}. {self.advice.means} Try: {self.advice.attempt}"
-
-    @property
-    def _range(self) -> str:
-        if isnan(self.value):
-            return ""
-        if self.high == inf:
-            return f", healthy is {self.low:.3g} or more"
-        return f", healthy is {self.low:.3g} to {self.high:.3g}"
 
 
 def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
@@ -412,3 +389,74 @@ def repeating(responses: Sequence[ArrayLike]) -> float:
     if not responses:
         return 0.0
     return sum(repetition(tokens) > REPEATS for tokens in responses) / len(responses)
+
+
+BAD_STEPS = "bad_steps"
+"""The metric that is 1 in a step that was left out, wholly or in one of its updates."""
+
+
+class BadNumbers(PlimsollError):
+    """Numbers that are not finite, from which a step must not learn.
+
+    Attributes:
+        figures: What is not finite and where, such as `the reward of group 3`.
+    """
+
+    def __init__(self, figures: Sequence[str]) -> None:
+        super().__init__(list(figures))  # the argument, so that the exception pickles
+        self.figures = figures
+
+    def __str__(self) -> str:
+        return f"not finite: {'; '.join(self.figures)}"
+
+
+def write_sequences(path: Path, step: int, samples: Sequence[Sample]) -> None:
+    """Write the sequences that a step of a job on rows would have learned from, in their order."""
+    table = pa.table(
+        {
+            "step": pa.array([step] * len(samples), pa.int64()),
+            "sequence": pa.array(range(len(samples)), pa.int64()),
+            "tokens": pa.array([s.tokens.astype(np.int64) for s in samples], pa.list_(pa.int64())),
+            "loss_mask": pa.array([s.loss_mask for s in samples], pa.list_(pa.bool_())),
+        }
+    )
+    path.parent.mkdir(exist_ok=True)
+    with whole_file(path) as partial:
+        pq.write_table(table, partial, compression="zstd")
+
+
+class BadSteps:
+    """The bad steps of this part of a run.
+
+    Attributes:
+        most: How many may follow one another; see `run.max_bad_steps`.
+        in_a_row: How many of the last steps were bad.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.in_a_row = 0
+
+    def add(self, step: int, figures: Sequence[str], dump: Path) -> str:
+        """Count a bad step, and return the note on it.
+
+        Raises PlimsollError if there were too many in a row.
+
+        Args:
+            step: the step.
+            figures: what is not finite, and where.
+            dump: the file with what the step would have learned from.
+        """
+        self.in_a_row += 1
+        what = f"step {step} has numbers that are not finite: {'; '.join(figures)}"
+        if self.in_a_row <= self.most:
+            return f"{what}. The weights stay as they were. What it would have learned: {dump}"
+        row = "" if self.in_a_row == 1 else f", the {self.in_a_row}th bad step in a row"
+        raise PlimsollError(
+            f"{what}{row}. run.max_bad_steps allows {self.most} in a row. The weights were left as "
+            f"they were, and earlier checkpoints are whole. What the step would have learned is in "
+            f"{dump} (`plimsoll rollouts RUN --bad`). If a reward or a log-prob of the sampler is "
+            "not finite, mend where it comes from. If a loss or a gradient is, look at what the "
+            "loss is computed from (a loss or an advantage of your own); where it grew in the "
+            "steps before (metrics.jsonl), lower the learning rate"
+        )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -30,12 +29,8 @@ _MOST_DEAD = 2**24
 """Bytes of records that are over, at which the file is written anew without them."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a record's content is in the file."""
-
-    start: int
-    size: int
+_Place = tuple[int, int]
+"""Where a record's content is in the file: its start and its size."""
 
 
 class Journal:
@@ -50,7 +45,7 @@ class Journal:
         """
         self._path, self._lineage, self._lock = path, lineage.encode(), Lock()
         self._places = dict(_read_places(path))
-        self._end = max((place.start + place.size for place in self._places.values()), default=0)
+        self._end = max(map(sum, self._places.values()), default=0)
         if self._read(_LINEAGE) != self._lineage:
             self._begin({})
         elif path.stat().st_size > self._end:
@@ -79,7 +74,7 @@ class Journal:
         """Forget all records but those that are still open."""
         with self._lock:
             places = {key: place for key, place in self._places.items() if is_open(key)}
-            if places and self._end - sum(place.size for place in places.values()) < _MOST_DEAD:
+            if places and self._end - sum(size for _, size in places.values()) < _MOST_DEAD:
                 self._places = places
             else:
                 self._begin({key: self._content(place) for key, place in places.items()})
@@ -103,7 +98,7 @@ class Journal:
             record = record if self._end else self._first() + record
             append_whole(self._path, record)
             self._end += len(record)
-            self._places[key] = _Place(self._end - len(content), len(content))
+            self._places[key] = self._end - len(content), len(content)
 
     def _read(self, key: RecordKey) -> bytes | None:
         with self._lock:
@@ -112,8 +107,8 @@ class Journal:
 
     def _content(self, place: _Place) -> bytes:
         with self._path.open("rb") as file:
-            file.seek(place.start)
-            return file.read(place.size)
+            file.seek(place[0])
+            return file.read(place[1])
 
 
 def _record(key: RecordKey, content: bytes) -> bytes:
@@ -135,4 +130,4 @@ def _read_places(path: Path) -> Iterator[tuple[RecordKey, _Place]]:
             if xxhash.xxh3_64_intdigest(body) != checksum:
                 return
             name, _, content = body.partition(b"\n")
-            yield tuple(json.loads(name)), _Place(file.tell() - len(content), len(content))
+            yield tuple(json.loads(name)), (file.tell() - len(content), len(content))

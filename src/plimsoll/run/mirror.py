@@ -8,7 +8,7 @@ not there, so a reader never takes half of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -45,9 +45,11 @@ class Mirror:
 
     def __init__(self, url: str, note: Callable[[str], None]) -> None:
         from fsspec.core import url_to_fs
+        from fsspec.implementations.dirfs import DirFileSystem
 
         self._url = url.rstrip("/")
-        self._fs, self._root = url_to_fs(self._url)
+        fs, root = url_to_fs(self._url)
+        self._fs = DirFileSystem(root, fs)
         self._note = note
         self._wanted = Event()
         self._is_last = False
@@ -69,7 +71,9 @@ class Mirror:
             ) from error
 
     def _fetch_newer(self, run: RunDirectory, config: RunConfig) -> None:
-        steps = self._whole_checkpoints()
+        names = (f"{_CHECKPOINTS}/{name}" for name in self._list_checkpoints())
+        whole = (name for name in names if self._fs.exists(f"{name}/{MANIFEST}"))
+        steps = {int(name.rpartition("-")[2]): name for name in whole}
         if config.resume == "never" and steps:
             raise ConfigError(
                 f"run.mirror {self._url} already holds a run (its last checkpoint is of step "
@@ -81,7 +85,9 @@ class Mirror:
             if latest is not None and step <= latest[0]:
                 return
             if self._fetch_checkpoint(steps[step], run.checkpoint_path(step)):
-                self._fetch_files(run.path)
+                for name in filter(self._fs.exists, _NEEDED):
+                    with whole_file(run.path / name) as partial:
+                        self._fs.get_file(name, str(partial))
                 return
 
     @contextmanager
@@ -144,7 +150,7 @@ class Mirror:
         if with_model and run.model_path.is_dir():
             self._put_directory(run.model_path, _MODEL)
         kept_names = {path.name for path in kept.values()}
-        for name in self._list(_CHECKPOINTS) if kept_names else ():
+        for name in self._list_checkpoints() if kept_names else ():
             if name not in kept_names:
                 self._remove(f"{_CHECKPOINTS}/{name}")
 
@@ -157,32 +163,37 @@ class Mirror:
                 if path.is_file()
             ]
             manifest = manifest_text(files).encode()
-            if self._read(f"{name}/{MANIFEST}") == manifest:
-                return
+            there = f"{name}/{MANIFEST}"
+            with suppress(FileNotFoundError):
+                if self._fs.cat_file(there) == manifest:
+                    return
             self._remove(name)
             for file in files:
                 self._put(local / file.name, f"{name}/{file.name}")
-            self._fs.pipe_file(self._at(f"{name}/{MANIFEST}"), manifest)
+            self._fs.pipe_file(there, manifest)
         except FileNotFoundError:
             if local.exists():
                 raise
 
     def _put(self, local: Path, name: str) -> None:
-        path = self._at(name)
-        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._fs.put_file(str(local), path)
+        self._fs.makedirs(name.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(local), name)
 
     def _remove(self, name: str) -> None:
         """Remove a directory, its manifest first, so that half of it does not count."""
         for path in (f"{name}/{MANIFEST}", name):
-            if self._fs.exists(self._at(path)):
-                self._fs.rm(self._at(path), recursive=True)
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
     def _fetch_checkpoint(self, name: str, path: Path) -> bool:
         """Fetch a checkpoint; return whether it is whole. A damaged one is reported."""
         try:
             with whole_directory(path) as partial:
-                self._get_directory(name, partial)
+                manifest = self._fs.cat_file(f"{name}/{MANIFEST}")
+                for file in parse_manifest(manifest):
+                    (partial / file.name).parent.mkdir(exist_ok=True)
+                    self._fs.get_file(f"{name}/{file.name}", str(partial / file.name))
+                (partial / MANIFEST).write_bytes(manifest)
             damage = find_damage(path)
         except (FileNotFoundError, ValueError) as error:
             damage = str(error)
@@ -193,41 +204,12 @@ class Mirror:
         self._note(f"{path} was fetched from {self._url}")
         return True
 
-    def _get_directory(self, name: str, local: Path) -> None:
-        manifest = self._fs.cat_file(self._at(f"{name}/{MANIFEST}"))
-        for file in parse_manifest(manifest):
-            (local / file.name).parent.mkdir(exist_ok=True)
-            self._fs.get_file(self._at(f"{name}/{file.name}"), str(local / file.name))
-        (local / MANIFEST).write_bytes(manifest)
-
-    def _fetch_files(self, directory: Path) -> None:
-        for name in _NEEDED:
-            if self._fs.exists(self._at(name)):
-                with whole_file(directory / name) as partial:
-                    self._fs.get_file(self._at(name), str(partial))
-
-    def _whole_checkpoints(self) -> dict[int, str]:
-        """Return the names of the checkpoints that have a manifest, by step."""
-        names = (f"{_CHECKPOINTS}/{name}" for name in self._list(_CHECKPOINTS))
-        whole = (name for name in names if self._fs.exists(self._at(f"{name}/{MANIFEST}")))
-        return {int(name.rpartition("-")[2]): name for name in whole}
-
-    def _list(self, folder: str) -> list[str]:
-        """Return the names of a folder's checkpoints; none if it is not there."""
+    def _list_checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints, whole or not."""
         self._fs.invalidate_cache()
         try:
-            paths = self._fs.ls(self._at(folder), detail=False)
+            paths = self._fs.ls(_CHECKPOINTS, detail=False)
         except FileNotFoundError:
             return []
         names = (path.rstrip("/").rpartition("/")[2] for path in paths)
         return [name for name in names if is_checkpoint_name(name)]
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            content: bytes = self._fs.cat_file(self._at(name))
-        except FileNotFoundError:
-            return None
-        return content
-
-    def _at(self, name: str) -> str:
-        return f"{self._root}/{name}"

@@ -1,6 +1,9 @@
-"""The phases of an optimizer step: the seconds of each, and the file with the current phase.
+"""The phases of an optimizer step, and what a run tells the programs that watch it.
 
-Each phase rewrites the file. Programs that watch a run read it.
+The seconds of each phase are added up. Each phase rewrites a file with the current phase.
+
+A run tells the process that supervises it that it lives: it touches a file again and again, whose
+path is in the environment.
 """
 
 from __future__ import annotations
@@ -9,13 +12,17 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
-from plimsoll.config.json_text import parse_json
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.run.files import read_record, write_whole
 
 TimedPhase = Literal[
     "data",
@@ -97,7 +104,78 @@ def write_current_phase(path: Path, now: CurrentPhase) -> None:
 
 def read_current_phase(path: Path) -> CurrentPhase | None:
     """Return the phase in the file, or None if there is no file or another version wrote it."""
-    try:
-        return CurrentPhase(**parse_json(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_record(path, CurrentPhase)
+
+
+_HOUR = 3600.0
+
+
+def recent(times: Sequence[float]) -> int:
+    """Return how many of the times are within the hour that ends with the last; seconds."""
+    return sum(time > times[-1] - _HOUR for time in times)
+
+
+def count_of(times: Sequence[float], most: int, what: str) -> str:
+    """Return text such as `2 of 3 times in an hour for engines: run.restarts`."""
+    return f"{recent(times)} of {most} times in an hour for {what}: run.restarts"
+
+
+VARIABLE = "PLIMSOLL_SUPERVISOR"
+"""The environment variable with the path of the file; a process without it is not supervised."""
+
+
+BEAT_SECONDS = 2.0
+"""Seconds between two touches."""
+_HANG_SECONDS = 300.0
+"""How long the process may go without a sign of life if `cluster.hang_timeout` is not set: longer
+than any library holds Python's lock."""
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run whose settings are read.
+
+    Attributes:
+        directory: the absolute path of the run directory.
+        restarts, notify: see `RunConfig`.
+        hang_seconds: how long the process may go without a sign of life; 0: for ever.
+        is_open: whether the run has opened its directory.
+    """
+
+    directory: str
+    restarts: int
+    notify: str | None = None
+    hang_seconds: float = 0.0
+    is_open: bool = True
+
+
+def tell_of_run(run: RunConfig, cluster: ClusterConfig, *, is_open: bool) -> None:
+    """Tell the supervisor, if there is one, of a run before its directory is open, and when it is.
+
+    The file is touched from then on.
+    """
+    path, given = os.environ.get(VARIABLE), cluster.hang_timeout
+    if path is not None:
+        hang_seconds = _HANG_SECONDS if given is None else given
+        directory = str(Path(run.directory).absolute())
+        told = OpenRun(directory, run.restarts, run.notify, hang_seconds, is_open)
+        write_whole(Path(path), json.dumps(asdict(told)))
+        _keep_touching(path)
+
+
+@cache
+def _keep_touching(path: str) -> None:
+    Thread(target=_touch, args=(path,), name="beat", daemon=True).start()
+
+
+def _touch(path: str) -> None:
+    """Touch a file until it is removed, or this process ends or hangs."""
+    with suppress(OSError):
+        while True:
+            os.utime(path)
+            time.sleep(BEAT_SECONDS)
+
+
+def read_open_run(path: Path) -> OpenRun | None:
+    """Return what the run told; None if it ended before its settings were read."""
+    return read_record(path, OpenRun)

@@ -14,37 +14,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TextIO, TypeVar
 
+from plimsoll.run.console import terminal_of
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.displays import Advance, Display, PlainDisplay, display_for
-from plimsoll.run.gaming import suspects
-from plimsoll.run.health import HealthWatch
+from plimsoll.run.displays import (
+    BEFORE_STEPS,
+    Advance,
+    Figure,
+    LiveBlock,
+    RunProgress,
+    StepReport,
+    count_lines,
+    headline,
+    plain_line,
+    write_lines_to,
+)
+from plimsoll.run.health import HealthWatch, suspects
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
-from plimsoll.run.loggers.open import Loggers
+from plimsoll.run.loggers import Loggers
 from plimsoll.run.numbers import duration_text, plural
 from plimsoll.run.phases import TimedPhase
 from plimsoll.run.responses import ResponseGroup, read_groups, widest_group
-from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _ABOUT = {"sync": ": the log-probs of each engine are compared with the trainer's"}
 """What a first phase does that may take minutes."""
-
-
-@dataclass
-class _Phase:
-    """The current phase."""
-
-    name: TimedPhase
-    start: float
-    done: int = 0
-    """Number of its counted calls that have ended."""
-
-    def __str__(self) -> str:
-        done = f", {self.done:,} done" if self.done else ""
-        return f"{self.name}{done}, {duration_text(time.monotonic() - self.start)}"
 
 
 class Progress:
@@ -56,6 +52,11 @@ class Progress:
         directory: The run directory.
         stream: The stream to show on; standard output by default.
         log: Takes each line that is shown.
+
+    Attributes:
+        steps: The total number of the run's steps; 0 until it is known.
+        live: The block on a terminal; None if the stream is none.
+        sampled: The responses to one prompt that `update` shows.
     """
 
     def __init__(
@@ -68,34 +69,38 @@ class Progress:
     ) -> None:
         self._log = log
         self._job = job
-        self._steps = steps or 0
+        self.steps = steps or 0
         self._directory = directory
         self._stream = stream if stream is not None else sys.stdout
         self._last: dict[str, Figure] = {}
-        self._sampled: ResponseGroup | None = None
+        self.sampled: ResponseGroup | None = None
         self._steps_seen = 0
         self._begun: set[TimedPhase] = set()
         self._seconds = 0.0
-        self._phase: _Phase | None = None
+        self._phase: TimedPhase | None = None
+        self._phase_start = 0.0
+        self._calls_done = 0
 
     def __enter__(self) -> Progress:
-        logged = [] if self._log is None else [PlainDisplay(self._log)]
-        self._displays: list[Display] = [
-            *logged,
-            display_for(self._stream, lambda: str(self._phase or "")),
-        ]
-        steps = f"{plural(self._steps, 'step')}, " if self._steps else ""
+        console = terminal_of(self._stream)
+        self.live = None if console is None else LiveBlock(console, self._describe_phase)
+        shown = [write_lines_to(self._stream)] if console is None else []
+        self._takers_of_lines = [*shown] if self._log is None else [self._log, *shown]
+        steps = f"{plural(self.steps, 'step')}, " if self.steps else ""
         self.note(f"{self._job}: {steps}written to {self._directory}")
         return self
 
-    def lasts(self, steps: int) -> None:
-        """Set the run's total number of steps, once it is known."""
-        self._steps = steps
-
     def __exit__(self, *_: object) -> None:
         self._phase = None
-        for display in self._displays:
-            display.close()
+        if self.live is not None:
+            self.live.close()
+
+    def _describe_phase(self) -> str:
+        """Return the current phase, its finished calls and its time; "" between phases."""
+        if self._phase is None:
+            return ""
+        done = f", {self._calls_done:,} done" if self._calls_done else ""
+        return f"{self._phase}{done}, {duration_text(time.monotonic() - self._phase_start)}"
 
     def update(self, report: StepReport) -> None:
         """Show a step that has just ended; step 0 is the evaluation before training."""
@@ -104,48 +109,39 @@ class Progress:
         if report.step > 0:
             self._steps_seen += 1
             self._seconds += report.seconds_without(BEFORE_STEPS)
-            left = (self._steps - report.step) * self._seconds / self._steps_seen
-        progress = RunProgress(self._job, self._steps, report, self._last, left, self._sampled)
-        for display in self._displays:
-            display.show(progress)
+            left = (self.steps - report.step) * self._seconds / self._steps_seen
+        progress = RunProgress(self._job, self.steps, report, self._last, left, self.sampled)
+        self._say(plain_line(progress))
+        if self.live is not None:
+            self.live.show(progress)
 
-    @property
-    def steps(self) -> int:
-        """Total number of the run's steps; 0 until it is known."""
-        return self._steps
-
-    @property
-    def shows_responses(self) -> bool:
-        """Whether a display has a place for sampled responses."""
-        return any(display.shows_responses for display in self._displays)
-
-    def show_group(self, group: ResponseGroup) -> None:
-        """Set the responses to one prompt that `update` shows from now on."""
-        self._sampled = group
+    def _say(self, line: str) -> None:
+        """Pass a line to the log, and to the stream unless it is a terminal."""
+        for take in self._takers_of_lines:
+            take(line)
 
     def enter(self, phase: TimedPhase) -> None:
         """Show that a phase begins; before the first step, also where lines are printed."""
-        self._phase = _Phase(phase, time.monotonic())
+        self._phase, self._phase_start, self._calls_done = phase, time.monotonic(), 0
         if not self._steps_seen and phase not in self._begun:
             self._begun.add(phase)
-            for display in self._displays:
-                display.begin(f"{self._job}: {phase} begins{_ABOUT.get(phase, '')}")
+            self._say(f"{self._job}: {phase} begins{_ABOUT.get(phase, '')}")
 
     def count_calls(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a wrapper of the function that counts its finished calls in the current phase."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             result = function(*args, **kwargs)
-            if self._phase is not None:
-                self._phase.done += 1
+            self._calls_done += 1
             return result
 
         return call
 
     def note(self, text: str) -> None:
-        """Print a line on each display, which stays on the screen."""
-        for display in self._displays:
-            display.note(text)
+        """Print a line, which stays on the screen."""
+        self._say(text)
+        if self.live is not None:
+            self.live.note(text)
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:
@@ -153,8 +149,10 @@ class Progress:
 
         `total` is None if it is unknown.
         """
+        counts = [count_lines(what, total, take) for take in self._takers_of_lines]
         with ExitStack() as stack:
-            counts = [stack.enter_context(d.counting(what, total)) for d in self._displays]
+            if self.live is not None:
+                counts.append(stack.enter_context(self.live.counting(what, total)))
 
             def advance(more: int) -> None:
                 for count in counts:
@@ -183,8 +181,8 @@ class MetricsSink:
         sampled = self.directory.trajectories_path(report.step)
         if sampled.is_file():
             self.loggers.responses(report.step, sampled, self.progress.note)
-            if self.progress.shows_responses:
-                self.progress.show_group(widest_group(read_groups(sampled)))
+            if self.progress.live is not None:  # there is a place for them
+                self.progress.sampled = widest_group(read_groups(sampled))
         self.progress.update(report)
         if self.health is not None:
             for warning in self.health.add(report.step, report.metrics):

@@ -5,8 +5,7 @@ Files of older versions are read, too.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -44,19 +43,6 @@ _READ = (
 
 
 @dataclass(frozen=True)
-class ResponsePiece:
-    """A part of a response."""
-
-    text: str
-    kind: str
-    """Role of the speaker, `call` (a tool call), `wrong` (why the turn is wrong), `branch` (a
-    heading), or `learned` or `other` (tokens that are, or are not, learned from)."""
-
-
-_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|\[TOOL_CALLS\].*", re.DOTALL)
-
-
-@dataclass(frozen=True)
 class SampledResponse:
     """One sampled response: a row of a trajectory file."""
 
@@ -67,6 +53,7 @@ class SampledResponse:
     source: str
     prompt: str
     response: str
+    """Its text; of an episode with an environment, the turns of all branches."""
     reference: str | None
     reward: float
     parts: Mapping[str, float]
@@ -79,23 +66,11 @@ class SampledResponse:
     """Version of the weights that sampled the first token; None without tokens."""
     cut_off: bool
     """Whether the response was cut at the longest length."""
-    pieces: tuple[ResponsePiece, ...] = ()
-    """Turns of an episode with an environment; joined they are the response. Else empty."""
 
     @property
     def rank(self) -> float:
         """A number to sort responses by: the reward, with NaN below all others."""
         return rank(self.reward)
-
-    @property
-    def all_pieces(self) -> tuple[ResponsePiece, ...]:
-        """The pieces of the response; a response without turns has one piece."""
-        return self.pieces or (ResponsePiece(self.response, "assistant"),)
-
-    @property
-    def whole_text(self) -> str:
-        """The texts of all pieces, joined."""
-        return "".join(piece.text for piece in self.all_pieces)
 
 
 @dataclass(frozen=True)
@@ -138,14 +113,13 @@ def read_responses(path: Path) -> list[SampledResponse]:
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
     """Return the response of a row; its group is the prompt's index in files of old versions."""
-    pieces = tuple(_branches(row))
     return SampledResponse(
         group=row.get("group", row["prompt_index"]),
         prompt_index=row["prompt_index"],
         sample_index=row["sample_index"],
         source=row.get("source", ""),
         prompt=row["prompt"],
-        response="".join(piece.text for piece in pieces) or row["response"],
+        response=join_branches(row, _turns_text),
         reference=row["reference"],
         reward=row["reward"],
         parts={n.removeprefix(_PART): row[n] for n in parts if row[n] is not None},
@@ -153,39 +127,25 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
         tokens=tokens,
         version=row["weight_version"],
         cut_off=row["finish_reason"] == "length",
-        pieces=pieces,
     )
 
 
-def _branches(row: Mapping[str, Any]) -> Iterator[ResponsePiece]:
-    """Yield the pieces of an episode, branch by branch; nothing if the row has no turns."""
-    branches = [*(row.get("earlier") or ()), row]
-    for number, branch in enumerate(branches, 1):
-        turns = branch.get("turns") or ()
-        if len(branches) > 1:
-            yield ResponsePiece(
-                "\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch"
-            )
-            yield from (
-                _pieces(turns) if turns else (ResponsePiece(branch["response"], "assistant"),)
-            )
-        else:
-            yield from _pieces(turns)
+def join_branches(row: Mapping[str, Any], text_of: Callable[[Mapping[str, Any]], str]) -> str:
+    """Return the text of a row; several branches of an episode stand below headings."""
+    texts = [text_of(branch) for branch in (*(row.get("earlier") or ()), row)]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(f"[branch {n} of {len(texts)}]\n{text}" for n, text in enumerate(texts, 1))
 
 
-def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[ResponsePiece]:
-    """Yield the pieces of all turns; each turn begins with the name of its speaker."""
-    for number, turn in enumerate(turns):
-        role, end = turn["role"], 0
+def _turns_text(branch: Mapping[str, Any]) -> str:
+    """Return the turns of a branch, each after the name of its speaker; without, the response."""
+    texts = []
+    for turn in branch.get("turns") or ():
         reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
-        text = "\n" * (number > 0) + f"[{role}{reward}] {turn['text']}"
-        for call in _CALL.finditer(text) if role == "assistant" else ():
-            yield ResponsePiece(text[end : call.start()], role)
-            yield ResponsePiece(call[0], "call")
-            end = call.end()
-        yield ResponsePiece(text[end:], role)
-        if turn["problem"]:
-            yield ResponsePiece(f" (wrong: {turn['problem']})", "wrong")
+        problem = f" (wrong: {turn['problem']})" if turn["problem"] else ""
+        texts.append(f"[{turn['role']}{reward}] {turn['text']}{problem}")
+    return "\n".join(texts) if texts else str(branch["response"])
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:

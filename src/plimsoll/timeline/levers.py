@@ -1,7 +1,7 @@
 """Memory levers: settings by which a run needs less memory, or needs it elsewhere.
 
 The levers of an engine are in the `levers.py` of its folder, other levers in memory/levers/.
-memory/levers/catalogue.py lists all of them. Refusals, `plimsoll plan --suggest`, the report of a
+memory/levers/levers.py lists all of them. Refusals, `plimsoll plan --suggest`, the report of a
 run out of memory and the page of a plan read that list.
 """
 

@@ -19,7 +19,7 @@ from plimsoll.errors import DoesNotFit, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.resolve.job import ConfigT
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.bad_steps import BAD_STEPS, write_sequences
+from plimsoll.run.health import BAD_STEPS, write_sequences
 from plimsoll.run.numbers import first_of, gigabytes
 from plimsoll.run.readings import Footprints, Planned, Reading
 from plimsoll.train.run_data import (

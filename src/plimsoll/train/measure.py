@@ -19,7 +19,7 @@ from plimsoll.cluster.start import start_cluster
 from plimsoll.records import BatchCounts, Pair, Sample
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.chart import Chart, ChartLine, draw_charts
+from plimsoll.run.chart import draw_calibration
 from plimsoll.run.displays import counting
 from plimsoll.run.files import write_whole
 from plimsoll.train.loading import load_measured
@@ -115,10 +115,5 @@ def show_calibration(calibration: Calibration, of_what: str, output_svg: Path) -
     counts = [f"{count:,}" for count in calibration.counts_K.tolist()]
     points = [*zip(predicted, observed, strict=True)]
     title = f"{of_what}; calibration error {calibration.error:.3f}"
-    lines = (
-        ChartLine("model", points, notes=counts),
-        ChartLine("calibrated", [(0, 0), (1, 1)], dashed=True),
-    )
-    chart = Chart(title, "predicted probability", "observed share", lines, (0, 1), (0, 1))
-    write_whole(output_svg, draw_charts([chart]))
+    write_whole(output_svg, draw_calibration(title, points, counts))
     return {"calibration_error": calibration.error}

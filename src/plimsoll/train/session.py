@@ -38,25 +38,28 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.processes import read_host, reset_process_peak
 from plimsoll.resolve.rules.settings import check_agreement
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.bad_steps import BAD_STEPS, BadSteps
 from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.displays import BESIDE_STEPS, StepReport
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.files import explaining_errors, write_whole
-from plimsoll.run.health import HealthWatch
+from plimsoll.run.health import BAD_STEPS, BadSteps, HealthWatch
 from plimsoll.run.journal import Journal
 from plimsoll.run.json_lines import read_rows, write_rows
-from plimsoll.run.leaks import LeakWatch, find_full_node
-from plimsoll.run.ledger import Ledger, busy_share, memory_use
-from plimsoll.run.loggers.open import open_loggers
+from plimsoll.run.ledger import LeakWatch, Ledger, busy_share, find_full_node, memory_use
+from plimsoll.run.loggers import open_loggers
 from plimsoll.run.mirror import Mirror
 from plimsoll.run.numbers import mean, plural
 from plimsoll.run.output import RunLog, console_to, tell
-from plimsoll.run.phases import CurrentPhase, PhaseClock, TimedPhase, write_current_phase
+from plimsoll.run.phases import (
+    CurrentPhase,
+    PhaseClock,
+    TimedPhase,
+    tell_of_run,
+    write_current_phase,
+)
 from plimsoll.run.progress import MetricsSink, Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import BESIDE_STEPS, StepReport
-from plimsoll.run.supervised import tell_of_run
 from plimsoll.train.checkpoints import Checkpoints
 from plimsoll.train.notify import notifying
 from plimsoll.train.tokenizers import check_templates, check_tokenizers
@@ -108,7 +111,7 @@ class RunSession:
         spec = replace(self.spec, rows=rows)
         if spec.run.epochs is not None:
             check_agreement(spec)
-            self.progress.lasts(spec.steps)
+            self.progress.steps = spec.steps
             steps = plural(spec.steps, "step")
             self.progress.note(f"run.epochs: {spec.run.epochs:g} of {plural(rows, 'row')}: {steps}")
         return replace(self, spec=spec)
@@ -193,7 +196,7 @@ class RunSession:
 
         `tokens` is the number of tokens that the step has processed.
         """
-        self.bad.end_step(BAD_STEPS in metrics)
+        self.bad.in_a_row = self.bad.in_a_row if BAD_STEPS in metrics else 0
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
@@ -328,7 +331,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
         if latest is None:
             directory.write_config(config_text(spec), template)
         if planned.plan is not None:
-            directory.write_plan(planned.plan)
+            write_whole(directory.plan_path, planned.plan)
         stop = stack.enter_context(StopRequest())
         settings = spec.config.model_dump(mode="json")
         first_step = state.step + 1 if latest else 0

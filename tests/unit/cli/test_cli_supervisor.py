@@ -12,7 +12,7 @@ import pytest
 from plimsoll.cli.supervisor import Attempt, Silence, reason_to_stop, resuming
 from plimsoll.errors import Recovery
 from plimsoll.run.ending import RunEnd
-from plimsoll.run.supervised import OpenRun
+from plimsoll.run.phases import OpenRun
 
 OPEN = OpenRun("run", 3)
 KILLED = Attempt(-9, OPEN)

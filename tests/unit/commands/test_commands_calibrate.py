@@ -11,6 +11,7 @@ from plimsoll.commands.calibrate import calibrate
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.overheads import Constants, constant_values, read_constants
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import write_whole
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
 
@@ -29,7 +30,7 @@ def write_run(
     path.mkdir()
     run.write_config(f"rollout: {{{engine}}}")
     write_ledger(run.ledger_path, rows)
-    run.write_plan(json.dumps({"constants": constant_values(constants)}))
+    write_whole(run.plan_path, json.dumps({"constants": constant_values(constants)}))
     return path
 
 

@@ -13,8 +13,7 @@ from plimsoll.page.ledger import (
     fullest_of_kinds,
     nearest_to_line,
 )
-from plimsoll.run.leaks import find_leaks
-from plimsoll.run.ledger import LedgerRow
+from plimsoll.run.ledger import LedgerRow, find_leaks
 from plimsoll.run.readings import Footprint, Line
 
 GB = 10**9

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from plimsoll.cli.demo import _TITLES
-from plimsoll.commands.demo import _RUNS, DemoOutcome, begin, prepare, tell
+from plimsoll.cli.first import _TITLES
+from plimsoll.commands.demo import _RUNS, begin, prepare, tell
 from plimsoll.errors import SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import parse_cluster
@@ -108,7 +108,7 @@ def test_the_end_has_results_and_one_page_of_ppo_and_grpo(tmp_path: Path) -> Non
         write_trajectories(run.trajectories_path(1), 1, [response], None)
     printed = io.StringIO()
     console = Console(file=printed, width=200)
-    assert tell(tmp_path, console, 60.0) == DemoOutcome(0.25, 0.75, 0.75)
+    assert tell(tmp_path, console, 60.0) == (0.25, 0.75, 0.75)
     data = re.search(r'id="data">(.*?)</script>', (tmp_path / "curves.html").read_text())
     assert data is not None
     page = json.loads(data[1])

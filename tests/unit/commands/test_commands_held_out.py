@@ -11,7 +11,7 @@ from plimsoll.page.curves import (
     held_out_figures,
     number_text,
 )
-from plimsoll.run.step_report import Figure
+from plimsoll.run.displays import Figure
 
 ROWS: list[dict[str, Any]] = [
     {"step": 0, "eval/reward": 0.25, "eval/reward_low": 0.125, "eval/reward_high": 0.5},

@@ -69,7 +69,7 @@ def test_unknown_columns_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x1, x2.*--data\.train\.prompt COLUMN"):
         make_config(JOBS["sft"], InitRequest(MODEL, data, cluster="cpu"))
     flags = ["--data.train.prompt", "x1", "--data.train.response", "x2"]
-    text = make_config(JOBS["sft"], InitRequest(MODEL, data, cluster="cpu", flags=flags)).text
+    text, _ = make_config(JOBS["sft"], InitRequest(MODEL, data, cluster="cpu", flags=flags))
     assert yaml.safe_load(text)["data"]["train"]["response"] == "x2"
 
 
@@ -312,8 +312,8 @@ def test_preference_pairs_are_recognised(tmp_path: Path) -> None:
         make_config(JOBS["ppo"], request)
     assert "plimsoll init dpo" in notes_of(refused.value)[0]
     reward = replace(request, flags=["--rewards.short.name", "length"])
-    remarks = make_config(JOBS["ppo"], reward).remarks
+    _, remarks = make_config(JOBS["ppo"], reward)
     assert any("plimsoll init dpo" in remark for remark in remarks)
     with pytest.raises(ConfigError, match="preference pairs, which dpo and rm"):
         make_config(JOBS["sft"], request)
-    assert not any("init dpo" in remark for remark in make_config(JOBS["kto"], request).remarks)
+    assert not any("init dpo" in remark for remark in make_config(JOBS["kto"], request)[1])

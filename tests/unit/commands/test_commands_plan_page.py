@@ -10,7 +10,7 @@ import pytest
 from told_problems import read_problems
 
 from plimsoll.cli import main
-from plimsoll.commands.plan_page import answer
+from plimsoll.commands.report import answer_plan
 from plimsoll.errors import ConfigError
 from plimsoll.machine.guard import Guard
 from plimsoll.page.serve import PLAN, make_app, render_page
@@ -36,7 +36,7 @@ def planned(capsys: Captured, *words: str) -> dict[str, Any]:
 
 
 def test_the_page_has_the_figures_of_the_command(config: str, capsys: Captured) -> None:
-    found, values = answer(config, [], "plan", {}), planned(capsys, config)
+    found, values = answer_plan(config, [], "plan", {}), planned(capsys, config)
     cards, host = found["plan"]["places"]
     assert found["plan"]["verdict"] == values["verdict"] == "does not fit"
     assert cards["capacity"] == values["devices"][0]["capacity_bytes"]
@@ -55,7 +55,7 @@ def test_the_page_has_the_figures_of_the_command(config: str, capsys: Captured) 
 
 
 def test_the_band_is_of_all_but_what_vllm_was_given(config: str) -> None:
-    cards, _ = answer(config, [], "plan", HALF)["plan"]["places"]
+    cards, _ = answer_plan(config, [], "plan", HALF)["plan"]["places"]
     for phase in cards["phases"]:
         sizes = {True: 0, False: 0}
         for item in phase["predicted"]:
@@ -77,7 +77,7 @@ def test_what_is_copied_has_the_plan_that_is_shown(
     config: str, tmp_path: Path, changes: dict[str, str], capsys: Captured
 ) -> None:
     flags = ["--cluster.nodes", "1"]
-    found = answer(config, flags, "plan", changes)
+    found = answer_plan(config, flags, "plan", changes)
     assert found["refusal"] is None
     text, command = (one["text"] for one in found["copies"])
     assert text.startswith(SCENARIO.read_text().partition("\n")[0])
@@ -94,17 +94,17 @@ def test_what_is_copied_has_the_plan_that_is_shown(
 
 def test_a_change_that_the_config_check_refuses_cannot_be_copied(config: str) -> None:
     changes = {"rollout.vllm.memory_share": "5", "actor.zero.parameter_offload": "cpu"}
-    found = answer(config, [], "plan", changes)
+    found = answer_plan(config, [], "plan", changes)
     assert (found["plan"], found["copies"]) == (None, [])
     [share] = read_problems(found["refusal"])
     assert (share.key, share.what) == ("rollout.vllm.memory_share", "5")
     assert "> 0 and <= 1" in share.why
     flags = ["--actor.zero.stage=2"]
-    [conflict] = read_problems(answer(config, flags, "plan", {**changes, **HALF})["refusal"])
+    [conflict] = read_problems(answer_plan(config, flags, "plan", {**changes, **HALF})["refusal"])
     assert conflict.code == "offload-stage" and "actor.zero.stage: 3" in conflict.fix
-    unknown = answer(config, [], "plan", {"cluster.hardware": "4xH99"})["refusal"]
+    unknown = answer_plan(config, [], "plan", {"cluster.hardware": "4xH99"})["refusal"]
     assert "'H99'" in unknown
-    many = answer(config, [], "plan", {"cluster.ranks": "9" * 12})["refusal"]
+    many = answer_plan(config, [], "plan", {"cluster.ranks": "9" * 12})["refusal"]
     assert "100,000" in many
     assert len(found["controls"]) > 30 and found["before"] is not None
 
@@ -115,11 +115,11 @@ def test_answers_of_the_advice_are_changes_that_the_page_can_make(
     """Each, put over what is changed already, has the plan that it states."""
     config = str(SCENARIO.parent / "4_qwen2_7b_4090.yaml")
     changes = {"cluster.host_memory": "300GB"}
-    found = answer(config, [], "fits", changes)
+    found = answer_plan(config, [], "fits", changes)
     assert not found["fits"] and len(found["answers"]) >= 2
     for one in found["answers"]:
         made = changes | {change["key"]: change["after"] for change in one["changes"]}
-        tried = answer(config, [], "plan", made)
+        tried = answer_plan(config, [], "plan", made)
         assert tried["refusal"] is None, one
         assert (tried["plan"]["verdict"], tried["plan"]["peaks"]) == (one["verdict"], one["peaks"])
         assert {change["key"] for change in one["changes"]} <= {
@@ -133,27 +133,27 @@ def test_answers_of_the_advice_are_changes_that_the_page_can_make(
 
 def test_an_answer_may_change_what_has_no_field_but_nothing_may_name_a_file(config: str) -> None:
     changes = {"actor.zero.gradient_dtype": "bfloat16", "actor.model.head_chunk": "64"}
-    found = answer(config, [], "plan", changes)
+    found = answer_plan(config, [], "plan", changes)
     assert found["refusal"] is None
     further = [one for one in found["controls"] if one["group"] == "other settings"]
     assert [one["key"] for one in further] == [*changes]
     assert "float32" in further[0]["choices"]
     for key in ("actor.model.path", "data.train.path", "run.directory", "rewards", "no.such.key"):
-        refusal = answer(config, [], "plan", {key: "/etc/hostname"})["refusal"]
+        refusal = answer_plan(config, [], "plan", {key: "/etc/hostname"})["refusal"]
         assert f"{key} cannot be changed here" in refusal
         with pytest.raises(ConfigError, match="cannot be changed here"):
-            answer(config, [], "fits", {key: "/etc/hostname"})
+            answer_plan(config, [], "fits", {key: "/etc/hostname"})
 
 
 def test_a_file_that_was_edited_is_planned_as_it_is(config: str) -> None:
     path = Path(config)
     path.write_text(path.read_text().replace("memory_share: 0.9", "memory_share: 0.5"))
-    assert answer(config, [], "plan", {})["plan"]["verdict"] == "fits"
+    assert answer_plan(config, [], "plan", {})["plan"]["verdict"] == "fits"
     path.write_text(path.read_text().replace("memory_share: 0.5", "memory_share: x"))
     with pytest.raises(ConfigError, match=r"ppo\.yaml:\d+"):
-        answer(config, [], "plan", {})
+        answer_plan(config, [], "plan", {})
     with pytest.raises(ConfigError, match="There is no 'progress'"):
-        answer(config, [], "progress", {})
+        answer_plan(config, [], "progress", {})
 
 
 def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> None:
@@ -163,7 +163,7 @@ def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> No
             "  vllm: {memory_share: 0.9}", "  vllm:\n    ? memory_share\n    : 0.9"
         )
     )
-    found = answer(config, [], "plan", {"rollout.vllm.sleep_level": "2"})
+    found = answer_plan(config, [], "plan", {"rollout.vllm.sleep_level": "2"})
     assert found["refusal"] is None
     (command,) = found["copies"]
     assert command["text"] == f"plimsoll plan {config} --rollout.vllm.sleep_level=2"
@@ -173,7 +173,7 @@ def test_only_who_knows_the_token_is_answered(config: str) -> None:
     testclient = pytest.importorskip("starlette.testclient")
     text = render_page("<plan>", None, PLAN)
     guard = Guard("word", "127.0.0.1")
-    app = make_app(text, lambda n, q: answer(config, [], n, q), guard)
+    app = make_app(text, lambda n, q: answer_plan(config, [], n, q), guard)
     client = testclient.TestClient(app, "http://localhost:8765")
     assert "Plimsoll: &lt;plan&gt;" in client.get("/word/").text
     asked = client.get("/word/data/plan", params=HALF)

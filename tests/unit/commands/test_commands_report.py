@@ -21,7 +21,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.ledger import Comparison
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.files import whole_directory
+from plimsoll.run.files import whole_directory, write_whole
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
@@ -164,7 +164,7 @@ def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> No
     )
     append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")], None)
-    run.write_plan("{}")
+    write_whole(run.plan_path, "{}")
     page = page_of(run)
     (progress,) = page["progress"]
     assert {name: progress[name] for name in ("job", "model", "step", "steps", "seconds")} == {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -47,13 +47,8 @@ def test_the_compiler_for_gpus_goes_again_beside_a_cpu_torch(
     said: list[tuple[str, ...]] = []
     versions = {"torch": "2.13.0+cpu", "triton": "3.9.0"}
 
-    def version(name: str) -> str:
-        if name not in versions:
-            raise PackageNotFoundError(name)
-        return versions[name]
-
     monkeypatch.setattr(setup_vllm, "_pip", lambda *arguments: said.append(arguments))
-    monkeypatch.setattr(setup_vllm, "version", version)
+    monkeypatch.setattr(setup_vllm, "installed_version", versions.get)
     setup_vllm.setup_vllm("cpu")
     assert said[-1] == ("uninstall", "--yes", "triton")
     versions["torch"] = "2.13.0"  # for CUDA, which asks for it itself

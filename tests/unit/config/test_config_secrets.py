@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.plan_page import answer, plan_html
 from plimsoll.commands.planning import plan_job
+from plimsoll.commands.report import answer_plan, plan_html
 from plimsoll.config.secrets import is_secret, mask_secrets, mask_setting, mask_urls
 from plimsoll.jobs.which import load_any
 from plimsoll.model.tiny import tiny_config
@@ -123,7 +123,7 @@ def test_a_plan_as_a_page_and_as_a_file_hides_the_webhook(home: Path) -> None:
     path = write(home)
     flags = [f"--run.notify={HOOK}?flag"]
     pages = [plan_html(path, flags, plan_job(load_any(path, flags)))]
-    pages.append(json.dumps(answer(path, flags, "plan", {})))
+    pages.append(json.dumps(answer_plan(path, flags, "plan", {})))
     for page in pages:
         assert CANARY not in page and "https://chat.example.org/***" in page
 

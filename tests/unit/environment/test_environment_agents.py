@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from chat_families import FAMILIES, Family, end_tokens
 
-from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.rollout import SamplingConfig, ServeConfig
+from plimsoll.config.rollout import EnvironmentConfig, SamplingConfig, ServeConfig
 from plimsoll.environment.agents import Endpoint
 from plimsoll.environment.episode import CallRefused, Episode, EpisodePolicy, EpisodeRules
 from plimsoll.environment.messages import TurnCodec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rollout import EnvironmentConfig
 from plimsoll.environment.price import process_items, processes_of
 
 

@@ -8,6 +8,7 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -98,3 +99,48 @@ def test_runs_that_cannot_be_drawn_are_named(
     assert curves.main(words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "curves.svg").exists()
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def centres(picture: str) -> list[tuple[float, float]]:
+    root = ElementTree.fromstring(picture)
+    return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")]
+
+
+def test_points_stand_where_their_values_say(curves: SimpleNamespace) -> None:
+    chart = curves.Chart(
+        "a < b", "step", "share", [curves.ChartLine("x", [(0, 0), (5, 1), (10, 0.5)])]
+    )
+    (left, low), (middle, high), (right, half) = centres(curves.draw_charts([chart]))
+    assert middle == pytest.approx((left + right) / 2)
+    assert half == pytest.approx((low + high) / 2) and high < low
+    texts = [t.text for t in ElementTree.fromstring(curves.draw_charts([chart])).iter(f"{SVG}text")]
+    assert "a < b" in texts and {"0", "0.2", "1", "10"} <= set(texts)
+
+
+def test_a_band_is_as_wide_as_its_intervals_and_widens_the_axis(curves: SimpleNamespace) -> None:
+    line = curves.ChartLine("x", [(1, 0.5), (2, 0.5)], [(1, 0.0, 1.0), (2, 0.4, 0.6)])
+    picture = curves.draw_charts([curves.Chart("t", "step", "", [line])])
+    band = next(
+        p for p in ElementTree.fromstring(picture).iter(f"{SVG}path") if "Z" in p.attrib["d"]
+    )
+    heights = [float(place.split()[1]) for place in band.attrib["d"].strip("MZ").split(" L")]
+    assert heights == pytest.approx([70, 150, 190, 270])
+
+
+def test_a_single_point_has_axes_too(curves: SimpleNamespace) -> None:
+    assert centres(
+        curves.draw_charts([curves.Chart("t", "step", "", [curves.ChartLine("x", [(3, 7)])])])
+    ) == [(250, 170)]
+
+
+def test_charts_stand_two_beside_each_other(curves: SimpleNamespace) -> None:
+    chart = curves.Chart(
+        "t", "step", "", [curves.ChartLine("x", [(0, 0), (1, 1)], notes=["first"], dashed=True)]
+    )
+    root = ElementTree.fromstring(curves.draw_charts([chart] * 3))
+    moves = [g.attrib["transform"] for g in root.iter(f"{SVG}g")]
+    assert moves == ["translate(0 0)", "translate(460 0)", "translate(0 320)"]
+    assert (root.attrib["width"], root.attrib["height"]) == ("920", "640")

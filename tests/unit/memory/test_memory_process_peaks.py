@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.rollout import EnvironmentConfig
 from plimsoll.config.run import JobConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of

@@ -9,7 +9,7 @@ from plan_cases import plan
 from rule_cases import conflicts
 
 from plimsoll.config.cluster import RankSleep
-from plimsoll.memory.levers.catalogue import LEVERS, moves_of
+from plimsoll.memory.levers.levers import LEVERS, moves_of
 from plimsoll.memory.levers.trials import Trials
 from plimsoll.memory.weigh import Ground, Plan
 from plimsoll.shapes.known_models import read_shape

@@ -65,11 +65,11 @@ def test_much_is_read_in_parts_of_whole_lines(tmp_path: Path) -> None:
     write_rows(path, [{"step": step} for step in range(10)])  # of 12 bytes each
     place, read = FilePosition().update(path), []
     while more := read_on(path, place, most=30):
-        read.append(more.rows["step"].to_pylist())
-        place = more.place
+        rows, _, place = more
+        read.append(rows["step"].to_pylist())
     assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     one = read_on(path, FilePosition().update(path), most=3)
-    assert one is not None and one.rows["step"].to_pylist() == [0]
+    assert one is not None and one[0]["step"].to_pylist() == [0]
 
 
 def test_whole_reads_all_parts(run: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from plimsoll.page.memory import memory
 from plimsoll.page.watched import watch_runs
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import write_whole
 from plimsoll.run.json_lines import document
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
@@ -33,7 +34,7 @@ def ledger_row(
 def shown(path: Path, plan: dict[str, Any] | None, *rows: LedgerRow) -> dict[str, Any]:
     run = RunDirectory(path)
     if plan is not None:
-        run.write_plan(document(plan))
+        write_whole(run.plan_path, document(plan))
     write_ledger(run.ledger_path, rows)
     (seen,) = watch_runs([path])
     return memory(seen.look())

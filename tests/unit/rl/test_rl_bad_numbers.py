@@ -11,7 +11,7 @@ import pytest
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.rl.bad_numbers import check_rewards
-from plimsoll.run.bad_steps import BadNumbers, BadSteps
+from plimsoll.run.health import BadNumbers, BadSteps
 
 
 def sampled(group: int, reward: float = 1.0, logprob: float = -0.5) -> Trajectory:
@@ -60,8 +60,7 @@ def test_only_bad_steps_that_follow_one_another_count() -> None:
     counted, dump = BadSteps(most=1), Path("bad/step-000001.parquet")
     for step in (1, 3):
         assert f"step {step} has" in counted.add(step, ["the loss"], dump)
-        counted.end_step(bad=True)
-        counted.end_step(bad=False)
+        counted.in_a_row = 0  # a step that was not bad
     counted.add(5, ["the loss"], dump)
     with pytest.raises(PlimsollError, match=r"run\.max_bad_steps allows 1 in a row"):
         counted.add(6, ["the loss"], dump)

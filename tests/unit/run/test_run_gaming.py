@@ -12,10 +12,9 @@ import pytest
 
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.gaming import LENGTH, WINDOW, gaming_figures
-from plimsoll.run.health import HealthWatch
+from plimsoll.run.displays import StepReport
+from plimsoll.run.health import LENGTH, WINDOW, HealthWatch, gaming_figures
 from plimsoll.run.progress import MetricsSink, Progress
-from plimsoll.run.step_report import StepReport
 from plimsoll.run.trajectories import write_trajectories
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.displays import StepReport
 from plimsoll.run.health import (
     QUIET,
     RANGES,
@@ -22,7 +23,6 @@ from plimsoll.run.health import (
 )
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.progress import MetricsSink, Progress
-from plimsoll.run.step_report import StepReport
 
 HEALTHY = {
     "reward": 0.4,

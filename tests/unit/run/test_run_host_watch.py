@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.run.leaks import find_full_node
+from plimsoll.run.ledger import find_full_node
 from plimsoll.run.readings import HostReading
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.run.leaks import LeakWatch, growth
-from plimsoll.run.ledger import LedgerRow
+from plimsoll.run.ledger import LeakWatch, LedgerRow, growth
 from plimsoll.run.readings import Footprint, Line
 
 MB = 10**6

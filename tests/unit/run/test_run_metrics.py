@@ -12,12 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from plimsoll.errors import PlimsollError
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.displays import StepReport
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.ledger import Ledger, MemoryUse
-from plimsoll.run.loggers.open import Loggers, TensorBoardLogger
+from plimsoll.run.loggers import Loggers, TensorBoardLogger
 from plimsoll.run.progress import MetricsSink, Progress, scalars_of
 from plimsoll.run.readings import HostReading, Reading
-from plimsoll.run.step_report import StepReport
 
 USE = {"rank 0": MemoryUse(64, 60)}
 
@@ -118,7 +118,7 @@ def test_the_whole_room_needs_no_torch() -> None:
 import sys
 import plimsoll.run.ending, plimsoll.run.progress
 import plimsoll.run.state, plimsoll.run.phases, plimsoll.reward.score
-from plimsoll.run.loggers.open import open_loggers
+from plimsoll.run.loggers import open_loggers
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -15,11 +15,11 @@ from typing import get_args
 
 import pytest
 
+from plimsoll.run.displays import Figure, StepReport, figures, headline
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.phases import TimedPhase
 from plimsoll.run.progress import Progress
-from plimsoll.run.step_report import Figure, StepReport, figures, headline
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
 
@@ -184,7 +184,7 @@ import time
 from pathlib import Path
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.progress import Progress
-from plimsoll.run.step_report import StepReport
+from plimsoll.run.displays import StepReport
 with Progress("ppo", 3, Path("runs/a")) as progress:
     with progress.counting("sequences scored", 4) as advance:
         advance(3)
@@ -212,7 +212,7 @@ from plimsoll.records import Prompt, RewardPart, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.progress import MetricsSink
 from plimsoll.run.progress import Progress
-from plimsoll.run.step_report import StepReport
+from plimsoll.run.displays import StepReport
 from plimsoll.run.trajectories import write_trajectories
 
 def answer(group, sample, reward, text):

@@ -299,7 +299,7 @@ def test_some_responses_are_the_best_the_worst_and_some_between(
     ]
     write_trajectories(run.trajectories_path(3), 3, given[:1], None)
     write_trajectories(run.trajectories_path(12), 12, given, None)
-    latest = run.latest_trajectories()
+    latest = max(run.trajectories().items(), default=None)
     assert latest == (12, run.trajectories_path(12))
     found = read_some(latest[1], count)
     assert [one.reward for one in found] == shown
@@ -309,7 +309,7 @@ def test_some_responses_are_the_best_the_worst_and_some_between(
 
 def test_each_of_few_responses_is_shown_once(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    assert run.latest_trajectories() is None
+    assert max(run.trajectories().items(), default=None) is None
     for count in (1, 2):
         path = run.trajectories_path(count)
         write_trajectories(path, count, [trajectory(i, 0, [1]) for i in range(count)], None)

@@ -19,10 +19,10 @@ from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.displays import StepReport
 from plimsoll.run.health import HealthWatch
 from plimsoll.run.progress import MetricsSink, Progress
 from plimsoll.run.readings import Planned
-from plimsoll.run.step_report import StepReport
 from plimsoll.train import notify
 from plimsoll.train.notify import Notify, notifying
 from plimsoll.train.session import open_session

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 from plimsoll.config.problems import Code, Problem, show
-from plimsoll.memory.levers.catalogue import levers_by_rank, merge_moves, moves_of
+from plimsoll.memory.levers.levers import levers_by_rank, merge_moves, moves_of
 from plimsoll.memory.levers.trials import Trial, Trials, changes_between
 from plimsoll.memory.weigh import (
     Ground,

@@ -1,6 +1,7 @@
-"""Define the protocol of loggers, open those that a config names, and use all as one object.
+"""Other places that metrics are sent to: TensorBoard, W&B, MLflow, Trackio.
 
-TensorBoard's event files are written here. Other loggers are modules beside this one, by name.
+The loggers that a config names are opened, and used as one object. Each raises errors of its own
+kind. The package of a logger is imported as the logger is opened.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from plimsoll.config.load import leaves
 from plimsoll.config.run import LoggerName, RunConfig
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import append_whole, write_whole
 from plimsoll.run.json_lines import document
@@ -42,45 +43,16 @@ class Logger(Protocol):
     """Whether the logger keeps tables of responses."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep the numbers of a step, or raise LoggerFailed.
+        """Keep the numbers of a step.
 
         Numbers may be NaN, and a resumed run may send a step again.
         """
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep some sampled responses of a step as a table, or raise LoggerFailed."""
+        """Keep some sampled responses of a step as a table."""
 
     def close(self, *, failed: bool) -> None:
-        """Send all data that is not sent yet and end the run, or raise LoggerFailed."""
-
-
-class LoggerFailed(Exception):
-    """Error of a logger that could not keep data; the run goes on without the logger."""
-
-
-@dataclass(frozen=True)
-class About:
-    """The data that a logger gets about a run."""
-
-    project: str
-    """Project that the run is filed under."""
-    name: str
-    """Name of the run."""
-    directory: Path
-    """Directory for the logger's own files."""
-    settings: Mapping[str, Any]
-    """The resolved config."""
-    identity: str | None
-    """The logger's id of a run that resumes; None for a new run."""
-
-
-@contextmanager
-def failing(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds inside the block into LoggerFailed."""
-    try:
-        yield
-    except kinds as error:
-        raise LoggerFailed(f"{type(error).__name__}: {error}") from error
+        """Send all data that is not sent yet, and end the run, as failed if `failed`."""
 
 
 def table_of(step: int, rows: Sequence[SampledResponse]) -> tuple[list[str], list[list[Any]]]:
@@ -139,11 +111,14 @@ class Loggers:
         for logger in tuple(self._loggers):
             try:
                 act(logger)
-            except LoggerFailed as error:
+            except PlimsollError:
+                raise
+            except Exception as error:  # noqa: BLE001  every logger raises its own errors
                 self._loggers.remove(logger)
                 say(
                     f"warning: {logger.name} keeps nothing any more, and the run goes on without "
-                    f"it: {error}. The run directory has all; resuming the run starts it again."
+                    f"it: {type(error).__name__}: {error}. The run directory has all; resuming "
+                    "the run starts it again."
                 )
 
 
@@ -204,28 +179,14 @@ def _open_logger(
     settings: Mapping[str, Any],
     identity: str | None,
 ) -> Logger:
-    path = directory.path
-    about = About(config.logger_project, path.resolve().name, path, settings, identity)
     try:
-        logger: Logger = _load(name)(about)
-    except LoggerFailed as error:
-        again = (
-            f", or {identity} out of {directory.loggers_path} to begin a new one"
-            if identity
-            else ""
-        )
+        return _LOGGERS[name](config.logger_project, directory.path, settings, identity)
+    except Exception as error:  # every logger raises its own errors
+        again = f", or {identity} out of {directory.loggers_path} to begin a new one"
         raise ConfigError(
-            f"run.loggers: {name} cannot be opened: {error}. Correct what it says, or leave {name} "
-            f"out of run.loggers{again}."
+            f"run.loggers: {name} cannot be opened: {type(error).__name__}: {error}. Correct what "
+            f"it says, or leave {name} out of run.loggers{again if identity else ''}."
         ) from error
-    return logger
-
-
-def _load(name: LoggerName) -> type[Any]:
-    """Import a logger's module and package, and return the logger's class."""
-    module = import_module(f"plimsoll.run.loggers.{name}")
-    kind: type[Any] = getattr(module, f"{name.capitalize()}Logger")
-    return kind
 
 
 def _table_every(config: RunConfig) -> int:
@@ -278,3 +239,162 @@ def _record(event: Event) -> bytes:
     buffer = BytesIO()
     RecordWriter(buffer).write(event.SerializeToString())
     return buffer.getvalue()
+
+
+class WandbLogger:
+    """A run of W&B; its environment variables (WANDB_MODE, WANDB_ENTITY) apply.
+
+    The x axis of curves is Plimsoll's step, not W&B's own: W&B's refuses steps that a resumed run
+    sends again.
+    """
+
+    name = "W&B"
+    has_tables = True
+
+    def __init__(
+        self, project: str, directory: Path, settings: Mapping[str, Any], identity: str | None
+    ) -> None:
+        import wandb
+
+        self._table = wandb.Table
+        self.identity = identity or uuid4().hex[:8]
+        self._run: Any = wandb.init(
+            project=project,
+            name=directory.resolve().name,
+            id=self.identity,
+            resume="allow",
+            dir=str(directory),
+            config=dict(settings),
+            allow_val_change=True,
+            settings=wandb.Settings(console="off"),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of a step."""
+        self._run.log({"step": step, **values})
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Send a table of responses."""
+        columns, data = table_of(step, rows)
+        self._run.log({"step": step, "responses": self._table(columns=columns, data=data)})
+
+    def close(self, *, failed: bool) -> None:
+        """Send all data that is not sent yet, and end the run, as failed if `failed`."""
+        self._run.finish(exit_code=int(failed))
+
+
+class TrackioLogger:
+    """A run of Trackio; its environment variables (TRACKIO_DIR, TRACKIO_SPACE_ID) apply.
+
+    The run's name, unique in the project, is its identity.
+    """
+
+    name = "Trackio"
+    has_tables = True
+
+    def __init__(
+        self, project: str, directory: Path, settings: Mapping[str, Any], identity: str | None
+    ) -> None:
+        import trackio
+
+        self._table = trackio.Table
+        self.identity = identity or f"{directory.resolve().name}-{uuid4().hex[:8]}"
+        self._run: Any = trackio.init(
+            project=project,
+            name=self.identity,
+            resume="allow",
+            config=dict(settings),
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of a step."""
+        self._run.log(dict(values), step=step)
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Send a table of responses."""
+        columns, data = table_of(step, rows)
+        self._run.log({"responses": self._table(columns=columns, data=data)}, step=step)
+
+    def close(self, *, failed: bool) -> None:
+        """Send all data that is not sent yet, and end the run."""
+        self._run.finish()
+
+
+_METRICS_AT_ONCE, _PARAMS_AT_ONCE, _LONGEST_PARAM = 1000, 100, 6000
+"""Limits above which MLflow refuses a request (mlflow/utils/validation.py)."""
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+
+
+class MlflowLogger:
+    """A run of MLflow; its environment variable MLFLOW_TRACKING_URI (the address) applies.
+
+    MLflow's params cannot change, so they are the settings when the run began. The artifact
+    config.yaml has the current settings.
+    """
+
+    name = "MLflow"
+    has_tables = True
+
+    def __init__(
+        self, project: str, directory: Path, settings: Mapping[str, Any], identity: str | None
+    ) -> None:
+        from mlflow import MlflowClient
+
+        self._client: Any = MlflowClient()
+        self.identity = identity or self._begin(project, directory.resolve().name, settings)
+        self._client.update_run(self.identity, status="RUNNING")
+        self._client.log_dict(self.identity, dict(settings), "config.yaml")
+
+    def _begin(self, project: str, name: str, settings: Mapping[str, Any]) -> str:
+        from mlflow.entities import Param
+
+        experiment = self._client.get_experiment_by_name(project)
+        number = (
+            self._client.create_experiment(project)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        identity: str = self._client.create_run(number, run_name=name).info.run_id
+        params = [
+            Param(_NOT_IN_NAMES.sub("_", ".".join(path)), str(value)[:_LONGEST_PARAM])
+            for path, value in leaves(settings).items()
+        ]
+        for start in range(0, len(params), _PARAMS_AT_ONCE):
+            self._client.log_batch(identity, params=params[start : start + _PARAMS_AT_ONCE])
+        return identity
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers of a step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(_NOT_IN_NAMES.sub("_", name), value, now, step) for name, value in values.items()
+        ]
+        for start in range(0, len(metrics), _METRICS_AT_ONCE):
+            batch = metrics[start : start + _METRICS_AT_ONCE]
+            self._client.log_batch(self.identity, metrics=batch)
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Send a table of responses as a new file per step.
+
+        MLflow would send all rows of a growing table again at each step.
+        """
+        columns, data = table_of(step, rows)
+        content = {name: [row[i] for row in data] for i, name in enumerate(columns)}
+        self._client.log_table(self.identity, content, f"responses/step-{step:06d}.json")
+
+    def close(self, *, failed: bool) -> None:
+        """Mark the run as ended; a resumed run is marked as running again."""
+        self._client.set_terminated(self.identity, "FAILED" if failed else "FINISHED")
+
+
+_LOGGERS: Mapping[str, Callable[[str, Path, Mapping[str, Any], str | None], Logger]] = {
+    "wandb": WandbLogger,
+    "trackio": TrackioLogger,
+    "mlflow": MlflowLogger,
+}

@@ -1,1 +1,0 @@
-"""Other places that metrics are sent to: TensorBoard, W&B, MLflow, Trackio."""
