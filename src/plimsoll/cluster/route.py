@@ -13,6 +13,7 @@ from plimsoll.data.packing import pack
 from plimsoll.errors import EngineDied, WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance
 from plimsoll.records import Floats, Ints, Prompt, Sample, Trajectory, from_packed
+from plimsoll.resolve.roles import RoleName
 from plimsoll.sampler.protocol import Request, RolloutEngine
 from plimsoll.sync.channel import Channel
 from plimsoll.sync.proof import Rehearsal
@@ -31,6 +32,7 @@ class ActorRoute:
 
     Args:
         cluster: the cluster.
+        role: the role whose weights are sent.
         largest_pack: the most tokens of a pack.
         as_published: whether the engines load weights in the layout of a model's files; otherwise
             in that of transformers' model.
@@ -42,13 +44,14 @@ class ActorRoute:
     def __init__(
         self,
         cluster: Cluster,
+        role: RoleName,
         largest_pack: int,
         as_published: bool,
         rollout: RolloutConfig,
         *,
         all_first: bool = False,
     ) -> None:
-        self._cluster = cluster
+        self._cluster, self.role = cluster, role
         self._largest = largest_pack
         self._as_published = as_published
         self._rollout = rollout
@@ -76,7 +79,7 @@ class ActorRoute:
         if samples_beside:
             cluster.engines_do(RolloutEngine.pause)
         only_trained = not (self._all or self._rollout.engine.forgets_weights)
-        arguments = "actor", bucket_bytes, published, only_trained
+        arguments = self.role, bucket_bytes, published, only_trained
         plan = cluster.all(Worker.weight_plan, *arguments)[0]
         channel = self._open(plan)
         scaled = UNSCALED
@@ -84,7 +87,7 @@ class ActorRoute:
             plan = cluster.all(Worker.weight_plan, *arguments, rehearsal.layers)[0]
             scaled = rehearsal.scaled
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channel)
-        gather_arguments = [("actor", names, published, scaled) for names in plan.buckets]
+        gather_arguments = [(self.role, names, published, scaled) for names in plan.buckets]
         received = cluster.hand_over(
             Worker.weight_bucket, gather_arguments, _RECEIVE, self._senders
         )
@@ -99,7 +102,7 @@ class ActorRoute:
 
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """Return what is sent before the run, to see that engines use what they get."""
-        return self._cluster.all(Worker.rehearsals, "actor")[0]
+        return self._cluster.all(Worker.rehearsals, self.role)[0]
 
     def renew(self) -> None:
         """Open the way anew with the next transfer, and send all: an engine was started again."""
@@ -126,7 +129,7 @@ class ActorRoute:
         samples = [Sample(tokens, np.arange(len(tokens)) > 0) for tokens in sequences]
         packs = pack(samples, self._cluster.streams, max(self._largest, *map(len, sequences)))
         rank_log_probs = self._cluster.call(
-            Worker.probe_log_probs, [("actor", rank_packs, disturbance) for rank_packs in packs]
+            Worker.probe_log_probs, [(self.role, rank_packs, disturbance) for rank_packs in packs]
         ).result()
         return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
 
@@ -149,7 +152,7 @@ class AdapterRoute:
     name = "adapter"
 
     def __init__(self, cluster: Cluster, actor: ActorRoute) -> None:
-        self._cluster = cluster
+        self._cluster, self._role = cluster, actor.role
         self.trainer_log_probs = actor.trainer_log_probs
         self.engine_log_probs = actor.engine_log_probs
         self.engine_answers = actor.engine_answers
@@ -163,5 +166,5 @@ class AdapterRoute:
 
     def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
         """Send the adapter; return the bytes that one engine received. Only `version` is used."""
-        gather_arguments = [("actor", version)]
+        gather_arguments = [(self._role, version)]
         return sum(self._cluster.hand_over(Worker.adapter_files, gather_arguments, _TAKE_ADAPTER))

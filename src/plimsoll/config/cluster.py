@@ -22,15 +22,19 @@ RankSleep = Literal["none", "states", "all"]
 RankKind = Literal["actor", "critic", "reward"]
 """A group of ranks, named after the kind of role that it is for.
 
-A role lives on the ranks of its kind, or on the actor's if its kind has no ranks of its own.
+A role lives on the ranks of its group, or on the main ones if its group has no ranks of its own.
 """
+MAIN_RANKS: RankKind = "actor"
+"""The group of ranks that every run has."""
 
 RANK_KEYS: Mapping[RankKind, str] = MappingProxyType(
     {"actor": "ranks", "critic": "critic_ranks", "reward": "reward_ranks"}
 )
 """The setting of `cluster` that has the number of ranks of each kind."""
 
-NO_OWN_RANKS: Mapping[str, None] = dict.fromkeys(k for k in RANK_KEYS.values() if k != "ranks")
+NO_OWN_RANKS: Mapping[str, None] = {
+    key: None for kind, key in RANK_KEYS.items() if kind != MAIN_RANKS
+}
 """The settings of `cluster` with which all roles share the actor's ranks."""
 
 RankName = Literal["rank", "critic rank", "reward rank"]
@@ -129,7 +133,7 @@ class ClusterConfig(Settings):
     @property
     def own_ranks(self) -> dict[RankKind, int]:
         """The number of ranks of each kind of role that has ranks of its own."""
-        return {kind: count for kind, count in self.rank_counts.items() if kind != "actor"}
+        return {kind: count for kind, count in self.rank_counts.items() if kind != MAIN_RANKS}
 
     @property
     def all_ranks(self) -> int:

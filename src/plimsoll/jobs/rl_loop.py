@@ -29,9 +29,10 @@ from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import KlConfig, RlConfig
+from plimsoll.jobs.rl import reward_models
+from plimsoll.jobs.roles import CRITIC, TEACHER
 from plimsoll.machine.faults import fault_point
 from plimsoll.records import Floats, Trajectory
-from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
@@ -191,7 +192,8 @@ def learn(
     if scores.values_L is not None and learnables.returns_L is not None:
         with session.phase("train_critic", cluster):
             columns = (scores.values_L, learnables.returns_L)
-            critic_metrics = train_critic(batch, *columns, spec, cluster, state)
+            critic = spec.roles[CRITIC]
+            critic_metrics = train_critic(critic, batch, *columns, spec, cluster, state)
             values_L, returns_L = map(batch.layout.in_order, columns)
             critic_metrics |= explained_variance(returns_L, values_L)
     with session.phase("train_actor", cluster):
@@ -202,7 +204,7 @@ def learn(
         **actor_metrics,
         **critic_metrics,
     }
-    roles = [role for role in ("actor", "critic") if metrics.get(f"{role}/skipped_steps")]
+    roles = [role for role in spec.trained if metrics.get(f"{role}/skipped_steps")]
     if roles:
         figures = [f"the loss or the gradient of the {role}" for role in roles]
         leave_out(work, experience, figures, state.step + 1)
@@ -235,7 +237,8 @@ def prepare_batch(
     Raises BadNumbers if one of the numbers is not finite.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
-    trajectories, critics = experience.trajectories, group_of(cluster, "critic").streams
+    trajectories, critic = experience.trajectories, spec.roles.get(CRITIC)
+    critics = cluster.streams if critic is None else group_of(cluster, critic).streams
     check_rewards(trajectories)
     batch = pack_batch(trajectories, spec, cluster.streams, critics, step)
     scores = score(batch, spec, cluster)
@@ -328,10 +331,11 @@ def _learn_from_teacher(
     The teacher has read the packs when they were scored.
     """
     objective = DistillationObjective(divergence, temperature=1.0, nll_share=0.0)
+    actor, teacher = spec.sender.name, spec.roles[TEACHER].name
 
     def step(mini: MiniBatch) -> OptimizerStep[TeacherForward]:
-        packs = cluster.shortages.split("actor", mini.packs, unit=1)  # as the teacher read them
-        return OptimizerStep(packs, mini.counts, objective, None)
+        packs = cluster.shortages.split(actor, mini.packs, unit=1)  # as the teacher read them
+        return OptimizerStep(packs, mini.counts, objective, teacher)
 
     metrics = _train_actor(batch, spec, cluster, state, step)
     return metrics | {"teacher_divergence": metrics.pop("divergence")}
@@ -345,13 +349,9 @@ def _train_actor(
     step: Callable[[MiniBatch], OptimizerStep[S]],
 ) -> dict[str, float]:
     rate, epochs = partial(actor_rate, spec, state.step), spec.config.algorithm.epochs
-    metrics = train_on(batch, batch.layout, "actor", cluster, epochs, step, rate)
-    return metrics | {
-        "actor/loss": metrics.pop("loss"),
-        "actor/grad_norm": metrics.pop("grad_norm"),
-        "actor/skipped_steps": metrics.pop("skipped_steps"),
-        "learning_rate": rate(spec.workload.updates - 1),
-    }
+    places = batch.layout, spec.sender, cluster
+    metrics = train_on(batch, *places, epochs, step, rate, f"{spec.sender.name}/loss")
+    return metrics | {"learning_rate": rate(spec.workload.updates - 1)}
 
 
 def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:
@@ -411,7 +411,7 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
             counting("answers", expected, sys.stdout) as advance,
         ):
             for part in spec.config.scoring_models:
-                load_measured(cluster, spec, scoring_role(part))
+                load_measured(cluster, spec, spec.scorer_of(part).name)
 
             def answering_to(key: str) -> Answering:
                 submit = _count_scored(scorer.of_held_out(key).submit, advance)
@@ -449,7 +449,7 @@ def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """
     rollout = spec.config.rollout
     shared = rollout.placement == "shared" and spec.cluster.device == "cuda"
-    scorers = spec.ranks_of("reward") if spec.config.scoring_models else 1
+    scorers = max((spec.ranks_of(role.name) for role in reward_models(spec.config)), default=1)
     fewest: dict[str, object] = {"rank_sleep": "none", **NO_OWN_RANKS}
     fewest["ranks"] = max(scorers, rollout.all_parts if shared else 1)
     if spec.cluster.own_nodes.reward is not None:

@@ -232,12 +232,6 @@ def _and(names: Sequence[str]) -> str:
 
 
 _SHOWN = 6
-_ROLES = {
-    "precompute": "reference",
-    "train_actor": "actor",
-    "train_critic": "critic",
-    "rollout": "rollout",
-}
 _SAME = {"eval": ("rollout", "score")}
 """Phases that the plan has under another name."""
 
@@ -325,8 +319,12 @@ def scene_of(
 
 def role_of(scene: Scene, phase: str) -> str:
     """Return the role that ran out of memory, or all possible roles joined by "or"."""
-    known = scene.incident.role or _ROLES.get(phase)
-    return known or " or ".join(models_of(scene.job, _processes(scene.job, scene.seen.process)))
+    if known := scene.incident.role:
+        return known
+    if phase == "rollout":
+        return phase
+    alone = [r.name for r in scene.job.spec.roles.values() if r.phase_alone == phase]
+    return " or ".join(alone or models_of(scene.job, _processes(scene.job, scene.seen.process)))
 
 
 def room_needed(scene: Scene) -> int:

@@ -252,8 +252,9 @@ def _kinds(store: Store) -> Iterator[_TopConsumer]:
 
 
 def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[_TopConsumer]:
-    """Yield everything of the critic, then of the actor, which could go to other machines."""
-    for role in ("critic", "actor") if "critic" in spec.trained else ():
+    """Yield everything of each of several trained roles, the last first: it could go elsewhere."""
+    names = [*spec.trained]
+    for role in reversed(names) if len(names) > 1 else ():
         yield _consumer(store, role, None)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from plimsoll.cluster.protocol import Cluster, group_of
+from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import Floats, Pack
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import Batch, train_on
 from plimsoll.rl.layout import MiniBatch
@@ -23,6 +24,7 @@ _ROUNDING = 1e-10
 
 
 def train_critic(
+    role: Role,
     batch: Batch,
     values_L: Floats,
     returns_L: Floats,
@@ -30,11 +32,11 @@ def train_critic(
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
-    """Train the critic on all epochs and mini-batches; return the means of the updates' metrics.
+    """Train a critic on all epochs and mini-batches; return the means of the updates' metrics.
 
     `values_L` are the critic's values before the step, `returns_L` their targets.
     """
-    algorithm, optimizer = spec.config.algorithm, spec.trained["critic"].optimizer
+    algorithm, optimizer = spec.config.algorithm, spec.trained[role.name].optimizer
     layout = batch.critic_layout
     updates = algorithm.epochs * len(layout.minis)
     objective = ValueObjective(algorithm.value_clip)
@@ -43,20 +45,10 @@ def train_critic(
     def step(mini: MiniBatch) -> OptimizerStep[ValueStream]:
         return OptimizerStep(mini.packs, mini.counts, objective, stream)
 
-    metrics = train_on(
-        batch,
-        layout,
-        "critic",
-        group_of(cluster, "critic"),
-        algorithm.epochs,
-        step,
-        lambda n: learning_rate(optimizer, state.step * updates + n, spec.steps * updates),
-    )
-    return metrics | {
-        "value_loss": metrics.pop("loss"),
-        "critic/grad_norm": metrics.pop("grad_norm"),
-        "critic/skipped_steps": metrics.pop("skipped_steps"),
-    }
+    def rate(number: int) -> float:
+        return learning_rate(optimizer, state.step * updates + number, spec.steps * updates)
+
+    return train_on(batch, layout, role, cluster, algorithm.epochs, step, rate, "value_loss")
 
 
 def value_stream(

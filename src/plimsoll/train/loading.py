@@ -27,7 +27,7 @@ def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
     """
     role = spec.roles[name]
     if role.without_adapter:
-        cluster.all(Worker.score_without_adapter, "actor", name)
+        cluster.all(Worker.score_without_adapter, spec.sender.name, name)
         return
     _load(cluster, spec, name, role.settings)
 
@@ -45,8 +45,9 @@ def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
 
 
 def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -> None:
-    group, seed = group_of(cluster, name), spec.run.seed
-    match spec.roles[name].head:
+    role, seed = spec.roles[name], spec.run.seed
+    group = group_of(cluster, role)
+    match role.head:
         case "policy":
             sampling = spec.sampling
             temperature = 1.0 if sampling is None else sampling.rollout.sampling.temperature
@@ -54,7 +55,7 @@ def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -
         case "value":
             group.all(Worker.load_value, name, settings, seed)
         case "states":
-            group.all(Worker.load_teacher, settings)
+            group.all(Worker.load_teacher, name, settings)
 
 
 def load_roles(work: Work[ConfigT, ItemT]) -> None:
@@ -70,10 +71,11 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
     The loss mask of each training row marks the tokens at which scores are read.
     """
     with work.session.phase("load", work.cluster):
-        load_role(work.cluster, work.spec, "actor")
+        name = work.spec.sender.name
+        load_role(work.cluster, work.spec, name)
         model, samples = work.spec.actor.model, samples_of(work.data.train)
         padding = padding_token(load_tokenizer(model.path, model.trust_remote_code), samples)
-        work.cluster.all(Worker.set_padding, "actor", padding)
+        work.cluster.all(Worker.set_padding, name, padding)
         if padding is None:
             work.session.progress.note(
                 "the tokenizer has no padding token, or scores are read at it: transformers will "

@@ -61,7 +61,8 @@ def score_in_parts(
 def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> float:
     """Return the sum of the negative log-likelihood (nats) of the rows' learned tokens."""
     packs = pack_rows(spec, rows, cluster)
-    return sum(cluster.call(Worker.nll, [("actor", rank_packs) for rank_packs in packs]).result())
+    name = spec.sender.name
+    return sum(cluster.call(Worker.nll, [(name, rank_packs) for rank_packs in packs]).result())
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:
@@ -71,7 +72,8 @@ def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) ->
     """
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
-    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), "actor")
+    name_of_role = spec.sender.name
+    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), name_of_role)
     mean = sum(sums) / tokens
     metrics = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
     return metrics | row_counts(loaded)

@@ -229,10 +229,10 @@ class Worker:
             release_free_blocks()
         return size
 
-    def load_teacher(self, role: FrozenRole) -> int:
-        """Load the role `teacher`; return its number of parameters, undivided."""
-        self._busy_with = "teacher"
-        return self._adopt("teacher", role, load_teacher(role.model, self._device), 0)
+    def load_teacher(self, name: RoleName, role: FrozenRole) -> int:
+        """Load a role that teaches by its hidden states; return its number of parameters."""
+        self._busy_with = name
+        return self._adopt(name, role, load_teacher(role.model, self._device), 0)
 
     def score_without_adapter(self, adapted: RoleName, name: RoleName) -> None:
         """Make `name` the role `adapted` with its adapter switched off; load no second model."""
@@ -394,20 +394,24 @@ class Worker:
             raise not_finite_error(norm, metrics["loss"], in_a_row)
         return UpdateResult(metrics, norm)
 
-    def teacher_forward(self, packs: Sequence[Pack]) -> None:
-        """Run the teacher on the packs that the actor gets next, and keep its outputs here."""
+    def teacher_forward(self, role: RoleName, packs: Sequence[Pack]) -> None:
+        """Run a teacher on the packs that its student gets next, and keep its outputs here."""
         self._distillation.clear()
-        teacher, counted = self._engine("teacher"), self._counted(packs)
+        teacher, counted = self._engine(role), self._counted(packs)
         self._distillation = teacher_forward(teacher, counted, self._device)
 
     def measure_distillation(
-        self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
+        self,
+        role: RoleName,
+        packs: Sequence[Pack],
+        counts: BatchCounts,
+        objective: DistillationObjective,
     ) -> dict[str, float]:
-        """Return this rank's share of the loss and metrics, without gradients.
+        """Return this rank's share of a student's loss and metrics, without gradients.
 
         `packs`: the same as in the last `teacher_forward`.
         """
-        engine, counted = self._engine("actor"), self._counted(packs)
+        engine, counted = self._engine(role), self._counted(packs)
         return measure(
             engine, losses(engine, counted, self._distillation, counts, objective, self._device)
         )

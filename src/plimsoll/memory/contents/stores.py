@@ -314,9 +314,10 @@ def disk_items(job: PlannedJob) -> tuple[Item, ...]:
         return ()
     count = run.keep_checkpoints and run.keep_checkpoints + 1 + (run.best is not None)
     saved = _parameters(job)
-    element, parameters = roles["actor"].model.element, saved["actor"]
+    sender = job.spec.sender
+    element, parameters = sender.model.element, saved[sender.name]
     words = f"{element} bytes x {parameters:,} parameters"
-    model = _item("actor", "final model", element * parameters, words)
+    model = _item(sender.name, "final model", element * parameters, words)
     checkpoints = [_checkpoints(name, role, saved[name], count) for name, role in roles.items()]
     written = [*checkpoints * (count > 0), *[model] * run.save_model]
     return (*written, *_reference_logprobs(job.spec))
@@ -337,17 +338,17 @@ def _parameters(job: PlannedJob) -> dict[str, int]:
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
-    """Yield an item with the most bytes that the stored log-probs of the reference take.
+    """Yield an item with the most bytes that the stored log-probs of an early role take.
 
     Rows that come several times are counted each time. KTO scores each prompt with two responses.
     Nothing is yielded for a run in epochs: its steps are unknown before its rows are read.
     """
-    steps = spec.known_steps
-    if spec.precomputes and steps is not None:
-        work = spec.workload
+    steps, work = spec.known_steps, spec.workload
+    role = next((role for role in spec.roles.values() if role.early), None)
+    if role is not None and steps is not None:
         rows = work.scored_with * steps * work.sequences
         yield Item(
-            "reference",
+            role.name,
             "frozen models",
             "log-probs",
             "disk",
