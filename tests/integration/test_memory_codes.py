@@ -41,7 +41,7 @@ def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
     )
     worker = Worker(place)
     with patch("plimsoll.trainer.zero.settings.zero_settings", settings):
-        worker.load_policy("actor", setting.role(model), temperature=1.0)
+        worker.load_model("actor", setting.role(model), temperature=1.0)
     lm = worker._policy("actor").lm
     held: list[int] = []
     with LiveBytes() as live:

@@ -117,7 +117,6 @@ def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
     The calibration is drawn into `directory`.
     """
     loaded = load_held_out(spec, load_steps)
-    score = partial(score_steps, spec)
-    scores = [*chain(*score_in_parts(spec, loaded.items, score, spec.sender.name))]
+    scores = [*chain(*score_in_parts(spec, loaded.items, partial(score_steps, spec)))]
     picture = directory / PICTURE
     return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

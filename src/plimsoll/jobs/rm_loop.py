@@ -126,7 +126,6 @@ def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]
 def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:
     """Return a model's loss on the held-out pairs and its metrics, and draw the calibration."""
     loaded = load_held_out(spec, load_scored_pairs)
-    score = partial(score_pairs, spec)
-    scores = np.concatenate(score_in_parts(spec, loaded.items, score, spec.sender.name))
+    scores = np.concatenate(score_in_parts(spec, loaded.items, partial(score_pairs, spec)))
     picture = directory / PICTURE
     return score_metrics(spec.config, scores, loaded.items, picture) | row_counts(loaded)

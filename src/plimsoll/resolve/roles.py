@@ -53,7 +53,7 @@ class Role:
     trains: TrainPhase | None = None
     sends: bool = False
     group: RankKind = MAIN_RANKS
-    scores: bool = False
+    scores: bool = True
     column: str = ""
     part: str = ""
     teaches: bool = False

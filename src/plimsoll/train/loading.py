@@ -45,17 +45,10 @@ def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
 
 
 def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -> None:
-    role, seed = spec.roles[name], spec.run.seed
-    group = group_of(cluster, role)
-    match role.head:
-        case "policy":
-            sampling = spec.sampling
-            temperature = 1.0 if sampling is None else sampling.rollout.sampling.temperature
-            group.all(Worker.load_policy, name, settings, temperature, seed)
-        case "value":
-            group.all(Worker.load_value, name, settings, seed)
-        case "states":
-            group.all(Worker.load_teacher, name, settings)
+    role, sampling = spec.roles[name], spec.sampling
+    temperature = 1.0 if sampling is None else sampling.rollout.sampling.temperature
+    arguments = name, settings, temperature, spec.run.seed, role.head
+    group_of(cluster, role).all(Worker.load_model, *arguments)
 
 
 def load_roles(work: Work[ConfigT, ItemT]) -> None:

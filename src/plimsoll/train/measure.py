@@ -43,11 +43,12 @@ def score_in_parts(
 ) -> list[R]:
     """Return a list with the result of `score` for each part of the rows, in order.
 
-    The ranks are started for this call alone, with `roles` loaded, and ended afterwards.
+    The ranks are started for this call alone, with `roles` loaded (by default the one that a run
+    trains and writes), and ended afterwards.
     """
     results = []
     with closing(start_cluster(spec.cluster, ())) as cluster:
-        for role in roles:
+        for role in roles or (spec.sender.name,):
             load_measured(cluster, spec, role)
         size = _ROWS_PER_RANK * cluster.streams
         with counting("rows", len(rows), sys.stdout) as advance:
@@ -72,8 +73,7 @@ def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) ->
     """
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
-    name_of_role = spec.sender.name
-    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), name_of_role)
+    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part))
     mean = sum(sums) / tokens
     metrics = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
     return metrics | row_counts(loaded)

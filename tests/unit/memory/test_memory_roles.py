@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from decided import decided_role
+from some_roles import ACTOR, REFERENCE
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, ModelConfig, TrainedRole
@@ -22,9 +24,12 @@ MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512
 LAYERS, HIDDEN, KV, INNER = 28, 3584, 512, 18944
 WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, loss_tokens=2048)
-MOMENTS = job_moments(("actor", "reference"), ("rollout", "score", "train_actor", "sync", "save"))
+MOMENTS = job_moments((ACTOR, REFERENCE), ("rollout", "score", "train_actor", "sync", "save"))
 
-REFERENCE = RoleWork("reference", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
+
+def reference(settings: FrozenRole) -> tuple[Allocation, ...]:
+    role = replace(REFERENCE, settings=settings)
+    return frozen_role(RoleWork(role, read_shape(MODEL), WORK, 8, "cuda", MOMENTS))
 
 
 MODEL_ON_CARD = {"path": MODEL, "dtype": "bfloat16", "attention": "varlen", "kernels": "own"}
@@ -33,8 +38,9 @@ MODEL_ON_CARD = {"path": MODEL, "dtype": "bfloat16", "attention": "varlen", "ker
 def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Allocation]:
     model = {"gradient_checkpointing": True} | settings.pop("model", {})
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD | model, **settings}))
-    own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
-    held = trained_role(role, own, "train_actor", sending=Sending("nccl", 2**28, 2**29))
+    learning = replace(ACTOR, settings=role)
+    own = RoleWork(learning, read_shape(MODEL), WORK, ranks, device, MOMENTS)
+    held = trained_role(own, sending=Sending("nccl", 2**28, 2**29))
     return {one.item.name: one for one in held}
 
 
@@ -47,9 +53,11 @@ def test_a_checkpoint_in_the_background_is_copied_whole(
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD, **settings}))
     shape = read_shape(MODEL)
     own = RoleWork(
-        *("actor", shape, "policy", WORK, 8, "cuda", MOMENTS), first=first, copies_states=True
+        *(replace(ACTOR, settings=role), shape, WORK, 8, "cuda", MOMENTS),
+        first=first,
+        copies_states=True,
     )
-    held = {one.item.name: one for one in trained_role(role, own, "train_actor")}
+    held = {one.item.name: one for one in trained_role(own)}
     assert ("checkpoint file" in held) == (not copied)
     if copied:
         copy = held["copy of a checkpoint"]
@@ -61,9 +69,10 @@ def test_masters_of_16_bits_are_copied_as_such() -> None:
     settings = {"zero": {"stage": 2, "state_dtype": "bfloat16"}}
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD, **settings}))
     own = RoleWork(
-        *("actor", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS), copies_states=True
+        *(replace(ACTOR, settings=role), read_shape(MODEL), WORK, 8, "cuda", MOMENTS),
+        copies_states=True,
     )
-    held = {one.item.name: one for one in trained_role(role, own, "train_actor")}
+    held = {one.item.name: one for one in trained_role(own)}
     masters = size(held, "bf16 masters")
     assert masters == 2 * PARAMETERS // 8
     assert size(held, "copy of a checkpoint") == masters + size(held, "moments")
@@ -206,7 +215,7 @@ def test_the_reference_stays_or_visits() -> None:
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
         role = FrozenRole.model_validate({"model": MODEL_ON_CARD, "zero": {"offload": offload}})
-        held = frozen_role(role, REFERENCE)
+        held = reference(role)
         step = Moment("train_actor", "step")
         sizes[offload] = Counter()
         for one in held:
@@ -220,7 +229,7 @@ def test_the_reference_stays_or_visits() -> None:
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
     role = FrozenRole.model_validate({"model": MODEL_ON_CARD, "zero": {"stage": 3}})
-    held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
+    held = {one.item.name: one for one in reference(role)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
 

@@ -122,7 +122,8 @@ def scores_of(
     settings: RunSpec[RlConfig], cluster: PlainCluster, found: Sequence[Trajectory]
 ) -> tuple[Batch, Scores]:
     served = cast(Cluster, cluster)
-    critics = group_of(served, "critic").streams
+    critic = settings.roles.get("critic")
+    critics = (group_of(served, critic) if critic else served).streams
     batch = pack_batch(list(found), settings, cluster.streams, critics, step=1)
     return batch, score(batch, settings, served)
 
