@@ -124,9 +124,8 @@ def train(ranks: RankProcesses, case: Case, model: Path, other: Path, out: Path)
     if scores.values_L is not None:
         assert found.returns_L is not None
         columns = (scores.values_L, found.returns_L)
-        metrics["critic"] = train_critic(
-            spec.roles["critic"], batch, *columns, spec, cluster, state
-        )
+        critic = spec.roles["critic"]
+        metrics["critic"] = train_critic(critic, batch, *columns, spec, cluster, state)
     for role in metrics:
         cluster.all(Worker.save_model, role, out / role)
     group.end()

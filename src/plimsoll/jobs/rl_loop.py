@@ -25,7 +25,6 @@ from typing import TypeVar
 
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster, group_of
-from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import KlConfig, RlConfig
@@ -61,7 +60,6 @@ from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
 from plimsoll.rl.group_journal import is_open
-from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
 from plimsoll.rl.replay import Replay, load_replay_data
 from plimsoll.rl.setup import (
@@ -85,12 +83,9 @@ from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
 from plimsoll.train.session import RunSession, evaluates_first, lineage_of
-from plimsoll.train.update import OptimizerStep
 from plimsoll.trainer.objectives import (
     DistillationObjective,
     PolicyObjective,
-    PolicyStream,
-    TeacherForward,
 )
 from plimsoll.trainer.schedule import learning_rate
 
@@ -307,51 +302,22 @@ def train_actor(
 
     The result is empty during the critic's warm-up, in which the actor is not trained.
     """
-    algorithm = spec.config.algorithm
+    algorithm, role = spec.config.algorithm, spec.sender
     if state.step < algorithm.critic_warmup_steps:
         return {}
-    if algorithm.distill_divergence is not None:
-        return _learn_from_teacher(batch, algorithm.distill_divergence, spec, cluster, state)
+    rate, loss = partial(actor_rate, spec, state.step), f"{role.name}/loss"
+    last_rate = {"learning_rate": rate(spec.workload.updates - 1)}
+    places = batch.layout, role, cluster, algorithm.epochs
+    if algorithm.distill_divergence is not None:  # the teacher read the packs as they were scored
+        distillation = DistillationObjective(algorithm.distill_divergence, 1.0, nll_share=0.0)
+        metrics = train_on(batch, *places, distillation, TEACHER, rate, loss)
+        divergence = {"teacher_divergence": metrics.pop("divergence")}
+        return metrics | last_rate | divergence
     longest = spec.workload.longest - spec.data.max_tokens
     terms = policy_terms(algorithm, longest, state.kl_coefficient)
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, has_kl_loss(algorithm))
-
-    def step(mini: MiniBatch) -> OptimizerStep[PolicyStream]:
-        return OptimizerStep(mini.packs, mini.counts, objective, stream)
-
-    return _train_actor(batch, spec, cluster, state, step)
-
-
-def _learn_from_teacher(
-    batch: Batch, divergence: Choice, spec: RunSpec[RlConfig], cluster: Cluster, state: RunState
-) -> dict[str, float]:
-    """Take the actor's update on its divergence from the teacher; return its metrics.
-
-    The teacher has read the packs when they were scored.
-    """
-    objective = DistillationObjective(divergence, temperature=1.0, nll_share=0.0)
-    actor, teacher = spec.sender.name, spec.roles[TEACHER].name
-
-    def step(mini: MiniBatch) -> OptimizerStep[TeacherForward]:
-        packs = cluster.shortages.split(actor, mini.packs, unit=1)  # as the teacher read them
-        return OptimizerStep(packs, mini.counts, objective, teacher)
-
-    metrics = _train_actor(batch, spec, cluster, state, step)
-    return metrics | {"teacher_divergence": metrics.pop("divergence")}
-
-
-def _train_actor(
-    batch: Batch,
-    spec: RunSpec[RlConfig],
-    cluster: Cluster,
-    state: RunState,
-    step: Callable[[MiniBatch], OptimizerStep[S]],
-) -> dict[str, float]:
-    rate, epochs = partial(actor_rate, spec, state.step), spec.config.algorithm.epochs
-    places = batch.layout, spec.sender, cluster
-    metrics = train_on(batch, *places, epochs, step, rate, f"{spec.sender.name}/loss")
-    return metrics | {"learning_rate": rate(spec.workload.updates - 1)}
+    return train_on(batch, *places, objective, stream, rate, loss) | last_rate
 
 
 def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:

@@ -135,9 +135,8 @@ def _share_text(name: str, share: DividedShare) -> str:
 
 
 def _roles_to_divide(job: PlannedJob) -> list[str]:
-    roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
-    divided = [name for name, role in roles.items() if trainer_price(role).is_divided(role)]
-    return [name for name in job.shapes if name in divided and job.spec.ranks_of(name) > 1]
+    several = [job.spec.roles[name] for name in job.shapes if job.spec.ranks_of(name) > 1]
+    return [r.name for r in several if trainer_price(r.settings).is_divided(r.settings)]
 
 
 def _divisions_text(job: PlannedJob) -> str:

@@ -24,7 +24,7 @@ from plimsoll.config.cluster import MAIN_RANKS
 from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
 from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
-from plimsoll.resolve.roles import Role
+from plimsoll.resolve.roles import Role, RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.run.gaming import gaming_figures
@@ -33,8 +33,9 @@ from plimsoll.run.numbers import mean
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.sampler.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.train.session import mean_metrics
-from plimsoll.train.update import OptimizerStep, teach, update
+from plimsoll.train.update import OptimizerStep, Packs, teach, update
 from plimsoll.trainer.objectives import PolicyStream
+from plimsoll.trainer.protocol import Objective
 from plimsoll.trainer.worker import Worker
 
 S = TypeVar("S")
@@ -192,17 +193,24 @@ def train_on(
     role: Role,
     cluster: Cluster,
     epochs: int,
-    step: Callable[[MiniBatch], OptimizerStep[S]],
+    objective: Objective[S],
+    stream: Callable[[Pack], S] | RoleName,
     rate: Callable[[int], float],
     loss: str,
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `step` returns the optimizer step for a mini-batch. `rate` returns the learning rate of an
-    update, given its number within the batch, from 0. `loss` is the metric's name for the loss.
+    `stream` is that of an `OptimizerStep`. `rate` returns the learning rate of an update, given its
+    number within the batch, from 0. `loss` is the metric's name for the loss.
     """
-    name, group, updates = role.name, group_of(cluster, role), batch.schedule(layout, epochs)
-    metrics = mean_metrics([update(name, group, step(mini), rate(n)) for n, mini in updates])
+    name, group, results = role.name, group_of(cluster, role), []
+    for number, mini in batch.schedule(layout, epochs):
+        packs: Packs = mini.packs
+        if isinstance(stream, RoleName):
+            packs = group.shortages.split(name, packs, unit=1)  # as the teacher read them
+        step = OptimizerStep(packs, mini.counts, objective, stream)
+        results.append(update(name, group, step, rate(number)))
+    metrics = mean_metrics(results)
     return metrics | {
         loss: metrics.pop("loss"),
         f"{name}/grad_norm": metrics.pop("grad_norm"),

@@ -12,9 +12,7 @@ from plimsoll.records import Floats, Pack
 from plimsoll.resolve.roles import Role
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import Batch, train_on
-from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
-from plimsoll.train.update import OptimizerStep
 from plimsoll.trainer.objectives import ValueObjective, ValueStream
 from plimsoll.trainer.schedule import learning_rate
 
@@ -42,13 +40,11 @@ def train_critic(
     objective = ValueObjective(algorithm.value_clip)
     stream = value_stream(batch, values_L, returns_L)
 
-    def step(mini: MiniBatch) -> OptimizerStep[ValueStream]:
-        return OptimizerStep(mini.packs, mini.counts, objective, stream)
-
     def rate(number: int) -> float:
         return learning_rate(optimizer, state.step * updates + number, spec.steps * updates)
 
-    return train_on(batch, layout, role, cluster, algorithm.epochs, step, rate, "value_loss")
+    how = objective, stream, rate
+    return train_on(batch, layout, role, cluster, algorithm.epochs, *how, "value_loss")
 
 
 def value_stream(

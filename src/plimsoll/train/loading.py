@@ -22,14 +22,13 @@ from plimsoll.trainer.worker import Worker
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
     """Load a role on all ranks of its group.
 
-    A reference may be the actor with its adapter switched off. Then no second model is loaded, and
-    the actor must have been loaded before.
+    A role may be another one with its adapter switched off. Then no second model is loaded, and
+    the other must have been loaded before.
     """
-    role = spec.roles[name]
-    if role.without_adapter:
+    if spec.roles[name].without_adapter:
         cluster.all(Worker.score_without_adapter, spec.sender.name, name)
-        return
-    _load(cluster, spec, name, role.settings)
+    else:
+        _load(cluster, spec, name, spec.roles[name].settings)
 
 
 def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
