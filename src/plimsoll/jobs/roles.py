@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.rl import REWARD_MODEL
+from plimsoll.config.rl import REWARD_MODEL, scoring_key
 from plimsoll.resolve.engine_rules import trainer_rules
 from plimsoll.resolve.roles import HeadKind, Role
 
@@ -50,6 +50,5 @@ def teacher(settings: FrozenRole, head: HeadKind) -> Role:
 
 def reward_model(part: str, settings: FrozenRole) -> Role:
     """Return the role of a model that scores responses: it gives this part of the reward."""
-    is_only = part == REWARD_MODEL
-    name, key = ("reward", part) if is_only else (f"reward.{part}", f"reward_models.{part}")
+    name, key = "reward" if part == REWARD_MODEL else f"reward.{part}", scoring_key(part)
     return Role(name, settings, "value", f"{key}.role", group="reward", part=part)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from plimsoll.config.cluster import RankKind
-from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import CardProcess, LiveCard
@@ -140,9 +139,9 @@ def _roles_to_divide(job: PlannedJob) -> list[str]:
 
 
 def _divisions_text(job: PlannedJob) -> str:
-    roles: dict[str, TrainedRole | FrozenRole] = {**job.spec.trained, **job.spec.frozen}
     groups: dict[RankKind, list[str]] = {}
-    for name, role in roles.items():
+    for name in job.shapes:
+        role = job.spec.roles[name].settings
         division = f"{name} at {trainer_price(role).division(role)}"
         groups.setdefault(job.spec.rank_kind_of(name), []).append(division)
     counts = job.spec.cluster.rank_counts
