@@ -49,6 +49,7 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_stream,
     policy_terms,
+    rate_of,
     score,
     token_count,
     token_scores,
@@ -87,7 +88,6 @@ from plimsoll.trainer.objectives import (
     DistillationObjective,
     PolicyObjective,
 )
-from plimsoll.trainer.schedule import learning_rate
 
 S = TypeVar("S")
 
@@ -303,33 +303,21 @@ def train_actor(
     The result is empty during the critic's warm-up, in which the actor is not trained.
     """
     algorithm, role = spec.config.algorithm, spec.sender
-    if state.step < algorithm.critic_warmup_steps:
+    if state.step < role.begins:
         return {}
-    rate, loss = partial(actor_rate, spec, state.step), f"{role.name}/loss"
-    last_rate = {"learning_rate": rate(spec.workload.updates - 1)}
-    places = batch.layout, role, cluster, algorithm.epochs
+    loss, places = f"{role.name}/loss", (batch, batch.layout, role, spec, cluster, state.step)
+    last = len(batch.layout.minis), state.step, spec.workload.updates - 1
+    last_rate = {"learning_rate": rate_of(role, spec, *last)}
     if algorithm.distill_divergence is not None:  # the teacher read the packs as they were scored
         distillation = DistillationObjective(algorithm.distill_divergence, 1.0, nll_share=0.0)
-        metrics = train_on(batch, *places, distillation, TEACHER, rate, loss)
+        metrics = train_on(*places, distillation, TEACHER, loss)
         divergence = {"teacher_divergence": metrics.pop("divergence")}
         return metrics | last_rate | divergence
     longest = spec.workload.longest - spec.data.max_tokens
     terms = policy_terms(algorithm, longest, state.kl_coefficient)
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, has_kl_loss(algorithm))
-    return train_on(batch, *places, objective, stream, rate, loss) | last_rate
-
-
-def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:
-    """Return the actor's learning rate at an update of a step, both counted from 0.
-
-    The schedule begins with the first step that trains the actor, so that the learning rate's
-    warm-up does not pass during the critic's.
-    """
-    algorithm = spec.config.algorithm
-    updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
-    done, total = (step - first) * updates + update, (spec.steps - first) * updates
-    return learning_rate(spec.actor.optimizer, done, total)
+    return train_on(*places, objective, stream, loss) | last_rate
 
 
 def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:

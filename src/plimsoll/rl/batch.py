@@ -36,6 +36,7 @@ from plimsoll.train.session import mean_metrics
 from plimsoll.train.update import OptimizerStep, Packs, teach, update
 from plimsoll.trainer.objectives import PolicyStream
 from plimsoll.trainer.protocol import Objective
+from plimsoll.trainer.schedule import learning_rate
 from plimsoll.trainer.worker import Worker
 
 S = TypeVar("S")
@@ -187,29 +188,41 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     return Scores(sampler_L, **columns)
 
 
+def rate_of(role: Role, spec: RunSpec[RlConfig], minis: int, step: int, update: int) -> float:
+    """Return the learning rate of a role at an update of a step, both counted from 0.
+
+    The schedule begins with the first step that trains the role, so that the learning rate's
+    warm-up does not pass before. `minis` is the number of mini-batches of a step.
+    """
+    updates = spec.config.algorithm.epochs * minis
+    done, total = ((steps - role.begins) * updates for steps in (step, spec.steps))
+    return learning_rate(spec.trained[role.name].optimizer, done + update, total)
+
+
 def train_on(
     batch: Batch,
     layout: ColumnLayout,
     role: Role,
+    spec: RunSpec[RlConfig],
     cluster: Cluster,
-    epochs: int,
+    step: int,
     objective: Objective[S],
     stream: Callable[[Pack], S] | RoleName,
-    rate: Callable[[int], float],
     loss: str,
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `stream` is that of an `OptimizerStep`. `rate` returns the learning rate of an update, given its
-    number within the batch, from 0. `loss` is the metric's name for the loss.
+    `step`: the steps before this one. `stream`: that of an `OptimizerStep`. `loss`: the metric's
+    name for the loss.
     """
     name, group, results = role.name, group_of(cluster, role), []
-    for number, mini in batch.schedule(layout, epochs):
+    for number, mini in batch.schedule(layout, spec.config.algorithm.epochs):
         packs: Packs = mini.packs
         if isinstance(stream, RoleName):
             packs = group.shortages.split(name, packs, unit=1)  # as the teacher read them
-        step = OptimizerStep(packs, mini.counts, objective, stream)
-        results.append(update(name, group, step, rate(number)))
+        rate = rate_of(role, spec, len(layout.minis), step, number)
+        optimizer_step = OptimizerStep(packs, mini.counts, objective, stream)
+        results.append(update(name, group, optimizer_step, rate))
     metrics = mean_metrics(results)
     return metrics | {
         loss: metrics.pop("loss"),

@@ -14,7 +14,6 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import Batch, train_on
 from plimsoll.run.state import RunState
 from plimsoll.trainer.objectives import ValueObjective, ValueStream
-from plimsoll.trainer.schedule import learning_rate
 
 _ROUNDING = 1e-10
 """Rounding in float32 may leave equal numbers a variance of up to this share of their mean square.
@@ -34,17 +33,10 @@ def train_critic(
 
     `values_L` are the critic's values before the step, `returns_L` their targets.
     """
-    algorithm, optimizer = spec.config.algorithm, spec.trained[role.name].optimizer
-    layout = batch.critic_layout
-    updates = algorithm.epochs * len(layout.minis)
-    objective = ValueObjective(algorithm.value_clip)
-    stream = value_stream(batch, values_L, returns_L)
-
-    def rate(number: int) -> float:
-        return learning_rate(optimizer, state.step * updates + number, spec.steps * updates)
-
-    how = objective, stream, rate
-    return train_on(batch, layout, role, cluster, algorithm.epochs, *how, "value_loss")
+    objective = ValueObjective(spec.config.algorithm.value_clip)
+    stream, layout = value_stream(batch, values_L, returns_L), batch.critic_layout
+    places = batch, layout, role, spec, cluster, state.step
+    return train_on(*places, objective, stream, "value_loss")
 
 
 def value_stream(
