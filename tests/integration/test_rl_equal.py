@@ -24,10 +24,9 @@ from rl_reference import PlainRole, distance, plain_rl
 import plimsoll.algorithm.advantage
 import plimsoll.algorithm.correction
 import plimsoll.algorithm.policy_loss
-from plimsoll.jobs.rl_loop import train_actor
+from plimsoll.jobs.rl_loop import train_actor, train_critic
 from plimsoll.records import Floats
 from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
-from plimsoll.rl.critic import train_critic
 from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
 from plimsoll.train.loading import load_role
@@ -124,8 +123,7 @@ def train(ranks: RankProcesses, case: Case, model: Path, other: Path, out: Path)
     if scores.values_L is not None:
         assert found.returns_L is not None
         columns = (scores.values_L, found.returns_L)
-        critic = spec.roles["critic"]
-        metrics["critic"] = train_critic(critic, batch, *columns, spec, cluster, state)
+        metrics["critic"] = train_critic(batch, *columns, spec, cluster, state)
     for role in metrics:
         cluster.all(Worker.save_model, role, out / role)
     group.end()

@@ -32,9 +32,7 @@ RANK_KEYS: Mapping[RankKind, str] = MappingProxyType(
 )
 """The setting of `cluster` that has the number of ranks of each kind."""
 
-NO_OWN_RANKS: Mapping[str, None] = {
-    key: None for kind, key in RANK_KEYS.items() if kind != MAIN_RANKS
-}
+NO_OWN_RANKS: Mapping[str, None] = dict.fromkeys(k for k in RANK_KEYS.values() if k != "ranks")
 """The settings of `cluster` with which all roles share the actor's ranks."""
 
 RankName = Literal["rank", "critic rank", "reward rank"]
@@ -63,9 +61,8 @@ class OwnNodes(Settings):
     @property
     def counts(self) -> dict[NodeGroup, int]:
         """The number of nodes of each group that has its own, in the order of the nodes."""
-        groups: dict[NodeGroup, int | None]
-        groups = {name: getattr(self, name) for name in get_args(NodeGroup)}
-        return {name: count for name, count in groups.items() if count is not None}
+        groups = get_args(NodeGroup)
+        return {name: count for name in groups if (count := getattr(self, name)) is not None}
 
 
 class ClusterConfig(Settings):
@@ -126,9 +123,7 @@ class ClusterConfig(Settings):
     @property
     def rank_counts(self) -> dict[RankKind, int]:
         """The number of ranks of each group that the run has, the actor's first."""
-        counts: dict[RankKind, int | None]
-        counts = {kind: getattr(self, key) for kind, key in RANK_KEYS.items()}
-        return {kind: count for kind, count in counts.items() if count is not None}
+        return {kind: n for kind, key in RANK_KEYS.items() if (n := getattr(self, key)) is not None}
 
     @property
     def own_ranks(self) -> dict[RankKind, int]:

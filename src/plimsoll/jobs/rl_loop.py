@@ -21,7 +21,8 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+
+import numpy as np
 
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster, group_of
@@ -31,7 +32,7 @@ from plimsoll.config.rl import KlConfig, RlConfig
 from plimsoll.jobs.rl import reward_models
 from plimsoll.jobs.roles import CRITIC, TEACHER
 from plimsoll.machine.faults import fault_point
-from plimsoll.records import Floats, Trajectory
+from plimsoll.records import Floats, Pack, Trajectory
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
@@ -56,7 +57,6 @@ from plimsoll.rl.batch import (
     train_on,
     trajectory_metrics,
 )
-from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
@@ -87,9 +87,13 @@ from plimsoll.train.session import RunSession, evaluates_first, lineage_of
 from plimsoll.trainer.objectives import (
     DistillationObjective,
     PolicyObjective,
+    ValueObjective,
+    ValueStream,
 )
 
-S = TypeVar("S")
+_ROUNDING = 1e-10
+"""Rounding in float32 may leave equal numbers a variance of up to this share of their mean square.
+"""
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -187,8 +191,7 @@ def learn(
     if scores.values_L is not None and learnables.returns_L is not None:
         with session.phase("train_critic", cluster):
             columns = (scores.values_L, learnables.returns_L)
-            critic = spec.roles[CRITIC]
-            critic_metrics = train_critic(critic, batch, *columns, spec, cluster, state)
+            critic_metrics = train_critic(batch, *columns, spec, cluster, state)
             values_L, returns_L = map(batch.layout.in_order, columns)
             critic_metrics |= explained_variance(returns_L, values_L)
     with session.phase("train_actor", cluster):
@@ -318,6 +321,44 @@ def train_actor(
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, has_kl_loss(algorithm))
     return train_on(*places, objective, stream, loss) | last_rate
+
+
+def train_critic(
+    batch: Batch,
+    values_L: Floats,
+    returns_L: Floats,
+    spec: RunSpec[RlConfig],
+    cluster: Cluster,
+    state: RunState,
+) -> dict[str, float]:
+    """Train the critic on all epochs and mini-batches; return the means of the updates' metrics.
+
+    `values_L` are the critic's values before the step, `returns_L` their targets.
+    """
+    objective = ValueObjective(spec.config.algorithm.value_clip)
+    stream, layout = value_stream(batch, values_L, returns_L), batch.critic_layout
+    places = batch, layout, spec.roles[CRITIC], spec, cluster, state.step
+    return train_on(*places, objective, stream, "value_loss")
+
+
+def value_stream(
+    batch: Batch, values_L: Floats, returns_L: Floats
+) -> Callable[[Pack], ValueStream]:
+    """Return a function of a pack that gives the returns and old values of its learned tokens."""
+    layout = batch.critic_layout
+    returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
+    return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
+
+
+def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:
+    """Return {"explained_variance": share of the returns' variance that the values explain}.
+
+    The result is empty if the returns vary only by rounding, for example if all rewards are 0.
+    """
+    variance = float(returns_L.var())
+    if variance <= _ROUNDING * float(np.square(returns_L).mean()):
+        return {}
+    return {"explained_variance": 1 - float((returns_L - values_L).var()) / variance}
 
 
 def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:

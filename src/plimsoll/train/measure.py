@@ -61,8 +61,7 @@ def score_in_parts(
 
 def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> float:
     """Return the sum of the negative log-likelihood (nats) of the rows' learned tokens."""
-    packs = pack_rows(spec, rows, cluster)
-    name = spec.sender.name
+    packs, name = pack_rows(spec, rows, cluster), spec.sender.name
     return sum(cluster.call(Worker.nll, [(name, rank_packs) for rank_packs in packs]).result())
 
 

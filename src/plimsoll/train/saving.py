@@ -109,10 +109,9 @@ def average_weights(session: RunSession, cluster: Cluster) -> Iterator[None]:
     if session.spec.actor.ema is None:
         yield
         return
-    name = session.spec.sender.name
-    cluster.all(Worker.swap_average, name)
+    cluster.all(Worker.swap_average, session.spec.sender.name)
     yield
-    cluster.all(Worker.swap_average, name)
+    cluster.all(Worker.swap_average, session.spec.sender.name)
 
 
 def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
@@ -134,8 +133,7 @@ def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)
         with average_weights(session, cluster):
-            path = session.directory.model_path.absolute()
-            name = session.spec.sender.name
+            path, name = session.directory.model_path.absolute(), session.spec.sender.name
             added, *_ = cluster.all(Worker.save_model, name, path, session.template)
     directory = session.directory
     if added is not None:
