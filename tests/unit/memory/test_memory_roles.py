@@ -12,8 +12,15 @@ from some_roles import ACTOR, REFERENCE
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, ModelConfig, TrainedRole
+from plimsoll.config.rl import RlConfig
+from plimsoll.jobs import JOBS
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.plan import make_plan
+from plimsoll.memory.weigh import Ground
 from plimsoll.model.price.form import activation_form, adapter_tensors
 from plimsoll.resolve.decisions import Capability
+from plimsoll.resolve.roles import Role
+from plimsoll.resolve.run_spec import resolve
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.sync.price import CHECKSUM_BYTES, Sending
@@ -252,3 +259,30 @@ def test_no_kernel_takes_bfloat16_before_ampere(
     for device, found in devices.items():
         form = activation_form(model, None, shape, "policy", device, False, False, capability)
         assert form.writes_scores is found
+
+
+def test_a_role_of_another_name_is_planned_as_it_says() -> None:
+    """No code knows the name: the ranks, the phases and the items follow from the role's fields."""
+    ppo = JOBS["ppo"]
+
+    def roles(config: RlConfig) -> list[Role]:
+        return [replace(r, name="safety") if r.part else r for r in ppo.roles(config)]
+
+    small = {"model": {"path": "Qwen/Qwen2.5-0.5B"}}
+    values: dict[str, object] = {
+        "run": {"directory": "runs/x", "steps": 5},
+        "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
+        "batch": {"prompts": 8, "micro_batch_tokens": 4096},
+        "actor": small,
+        "critic": small,
+        "reward_model": {"role": small},
+        "cluster": {"ranks": 2, "reward_ranks": 1, "hardware": "4xA100-80GB"},
+    }
+    spec = resolve(replace(ppo, roles=roles), RlConfig.model_validate(values))
+    assert [*spec.roles] == ["actor", "critic", "reference", "safety"]
+    assert spec.scorer_of("reward_model").name == "safety"
+    found = make_plan(spec, Ground(parse_cluster("4xA100-80GB", 1, 10**12)))
+    held = [{one.item.role for one in store.held} for store in found.devices]
+    [alone] = [owners for owners in held if "safety" in owners]
+    assert alone == {"safety", "process"}
+    assert {"actor", "critic", "reference", "process"} in held
