@@ -317,12 +317,11 @@ def scene_of(
 
 def role_of(scene: Scene, phase: str) -> str:
     """Return the role that ran out of memory, or all possible roles joined by "or"."""
-    if known := scene.incident.role:
-        return known
-    if phase == "rollout":
-        return phase
-    alone = [r.name for r in scene.job.spec.roles.values() if r.phase_alone == phase]
-    return " or ".join(alone or models_of(scene.job, _processes(scene.job, scene.seen.process)))
+    known = scene.incident.role or (phase if phase == "rollout" else None)
+    for role in scene.job.spec.roles.values():
+        if phase == role.trains or (role.early and phase == role.scoring_phase):
+            known = known or role.name
+    return known or " or ".join(models_of(scene.job, _processes(scene.job, scene.seen.process)))
 
 
 def room_needed(scene: Scene) -> int:

@@ -86,6 +86,6 @@ class Role:
         return self.trained is None and self.head != "value"
 
     @property
-    def phase_alone(self) -> str | None:
-        """The phase in which it alone computes; None if it shares the phases in which it does."""
-        return "precompute" if self.early else self.trains
+    def scoring_phase(self) -> Literal["precompute", "score"]:
+        """The phase of its forward passes without gradients."""
+        return "precompute" if self.early else "score"

@@ -130,11 +130,6 @@ class RunSpec(Generic[ConfigT]):
         return {n: role.model for n, role in self.roles.items() if not role.without_adapter}
 
     @property
-    def precomputes(self) -> bool:
-        """Whether a role scores all rows before the others are loaded."""
-        return any(role.early for role in self.roles.values())
-
-    @property
     def may_precompute(self) -> bool:
         """Whether the job has a role that may score all rows before the others are loaded."""
         roles = self.roles.values()
@@ -180,17 +175,14 @@ class RunSpec(Generic[ConfigT]):
     @cached_property
     def phases(self) -> frozenset[Phase]:
         """The phases of the run. Evaluation by log-probs counts as scoring."""
-        phases: set[Phase] = {"load", *(r.trains for r in self.roles.values() if r.trains)}
+        roles = self.roles.values()
+        phases: set[Phase] = {"load", *(role.trains for role in roles if role.trains)}
         if self.trained and (self.run.keep_checkpoints or self.run.save_model):
             phases.add("save")
-        if self.sampling is not None:
-            if self.engines is not None:
-                phases |= {"rollout", "sync"} if self.trained else {"rollout"}
-            return frozenset(phases | {"score"} if self.roles else phases)
-        if self.precomputes:
-            phases.add("precompute")
-        scores = any(role.scores and not role.early for role in self.roles.values())
-        if scores or self.data.eval is not None:
+        if self.engines is not None:
+            phases |= {"rollout", "sync"} if self.trained else {"rollout"}
+        phases |= {role.scoring_phase for role in roles if role.scores}
+        if self.sampling is None and self.data.eval is not None:
             phases.add("score")
         return frozenset(phases)
 

@@ -173,11 +173,10 @@ def frozen_role(role_work: RoleWork) -> tuple[Allocation, ...]:
     assert settings is not None, f"{role.name} has no weights of its own"
     tensors = trainer_price(settings).frozen(settings, role_work)
     traits = role.head, role_work.device, False, role_work.scaled, role_work.capability
-    form = activation_form(settings.model, None, shape, *traits)
-    phase: Phase = "precompute" if role.early else "score"
+    form = replace(activation_form(settings.model, None, shape, *traits), trained=False)
     return (
         *state_items(role, tensors, role_work.moments),
-        *activation_items(role.name, shape, role_work.work, replace(form, trained=False), phase),
+        *activation_items(role.name, shape, role_work.work, form, role.scoring_phase),
     )
 
 
