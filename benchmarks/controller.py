@@ -351,7 +351,7 @@ def send_weights(members: int, stack: ExitStack) -> Job:
     plan = WeightPlan(names, buckets, (2**28,) * count)
     cluster = stack.enter_context(closing(SimulatedCluster(members - engines, engines, plan)))
     rollout = RolloutConfig.model_validate({"transformers": {}, "sync": {"route": "host"}})
-    route = ActorRoute(cluster, 4096, False, rollout)
+    route = ActorRoute(cluster, "actor", 4096, False, rollout)
     return lambda: route.transfer(2**28, 1)
 
 

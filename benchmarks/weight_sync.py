@@ -59,8 +59,8 @@ def _time(options: argparse.Namespace, model: str) -> tuple[list[float], int]:
     settings = ClusterConfig(device="cpu", ranks=options.ranks, threads=2)
     cluster = start_cluster(settings, specs)
     try:
-        cluster.all(Worker.load_policy, "actor", role, 1.0)
-        route = ActorRoute(cluster, 256, True, specs[0].rollout)
+        cluster.all(Worker.load_model, "actor", role, 1.0)
+        route = ActorRoute(cluster, "actor", 256, True, specs[0].rollout)
         seconds = []
         for version in range(options.syncs + 1):
             begun = time.monotonic()

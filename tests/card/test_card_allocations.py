@@ -26,7 +26,7 @@ def train_through(place: Place, model: Path, stage: int) -> tuple[list[str], lis
     for failure in (-1, *FAILURES):
         torch.manual_seed(0)
         worker = Worker(place)
-        worker.load_policy("actor", Setting(zero_stage(stage)).role(model), 1.0)
+        worker.load_model("actor", Setting(zero_stage(stage)).role(model), 1.0)
         packs = own_packs(place, BATCHES[0], 31)
         streams = policy_streams(packs, BATCHES[0])
         step = "actor", packs, streams, BATCHES[0].counts, OBJECTIVE, 1e-3

@@ -55,8 +55,8 @@ def test_ranks_without_an_engine_on_their_card_keep_nothing_of_a_sync(
     spec = EngineSpec(0, str(model), 64, 1, "cuda", rollout)
     cluster = RayCluster(ClusterConfig(ranks=2, device="cuda"), [spec], threads=1, device="cuda")
     try:
-        cluster.all(Worker.load_policy, "actor", role_of(model, 3, "q_proj"), 1.0)
-        route = ActorRoute(cluster, 256, False, rollout)
+        cluster.all(Worker.load_model, "actor", role_of(model, 3, "q_proj"), 1.0)
+        route = ActorRoute(cluster, "actor", 256, False, rollout)
         held = []
         for version in range(3):
             assert route.transfer(BUCKET, version) > BUCKET
@@ -125,7 +125,7 @@ def test_pinned_memory_is_on_the_host_where_a_card_is_the_default() -> None:
 def count_ends(place: Place, model: Path) -> tuple[int, bool]:
     """Return how many ends a rank counts while it scores three micro-batches."""
     worker = Worker(place)
-    worker.do("load_policy", "actor", Setting(zero_stage(0)).role(model), 1.0)
+    worker.do("load_model", "actor", Setting(zero_stage(0)).role(model), 1.0)
     rows = [Sample(np.arange(8), np.arange(8) >= 1) for _ in range(3)]
     [packs] = pack(rows, 1, 8)
     before = worker.ends

@@ -21,7 +21,7 @@ from plimsoll.trainer.worker import Worker
 def send_twice(place: Place, model: Path, route: DecidedRoute) -> tuple[int, list[int]]:
     """Return how many weights arrived as they are, and the card's bytes after each sending."""
     worker = Worker(place)
-    worker.load_policy("actor", Setting(zero_stage(2)).role(model), 1.0)
+    worker.load_model("actor", Setting(zero_stage(2)).role(model), 1.0)
     engine, arrived, held = worker._engines["actor"], 0, []
     lm: Any = engine.module.lm
     weights = dict(lm.named_parameters(remove_duplicate=False))

@@ -45,13 +45,13 @@ def train_student(
 ) -> list[UpdateResult]:
     """Train on the batches, one step each; save a checkpoint and the model."""
     worker = Worker(place)
-    worker.load_policy("actor", case.setting.role(model), temperature=1.0)
-    worker.load_teacher(case.frozen())
+    worker.load_model("actor", case.setting.role(model), temperature=1.0)
+    worker.load_model("teacher", case.frozen(), head="states")
     results = []
     for batch, rate in zip(batches, RATES, strict=True):
         packs = own_packs(place, batch, case.setting.micro_batch_tokens)
-        worker.teacher_forward(packs)
-        measured = worker.measure_distillation(packs, batch.counts, OBJECTIVE)
+        worker.teacher_forward("teacher", packs)
+        measured = worker.measure_distillation("actor", packs, batch.counts, OBJECTIVE)
         results.append(worker.train("actor", packs, None, batch.counts, OBJECTIVE, rate))
         assert measured == results[-1].metrics  # the same, without gradients
     worker.save_checkpoint("actor", out / "checkpoint")

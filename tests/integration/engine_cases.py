@@ -215,7 +215,7 @@ def train_sft(
 ) -> list[UpdateResult]:
     """Train on the batches, one step each, and save the model."""
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_model("actor", setting.role(model), temperature=1.0)
     results = [
         sft_step(worker, place, batch, setting.micro_batch_tokens, rate)
         for batch, rate in zip(batches, RATES, strict=True)
@@ -253,11 +253,11 @@ def train_sft_gathering(
 def load_both(place: Place, model: Path, setting: Setting) -> Worker:
     """A rank with an actor and a critic in one process."""
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_model("actor", setting.role(model), temperature=1.0)
     if setting.adapter is not None:  # a critic's head is not the language model's
         adapter = setting.adapter.model_copy(update={"modules_to_save": ()})
         setting = replace(setting, adapter=adapter)
-    worker.load_value("critic", setting.role(model), SEED)
+    worker.load_model("critic", setting.role(model), seed=SEED, head="value")
     return worker
 
 

@@ -105,17 +105,14 @@ class Job:
 
     def load(self, worker: Worker, role: TrainedRole) -> None:
         """Load what is trained."""
-        if self.head == "value":
-            worker.load_value("actor", role, SEED)
-        else:
-            worker.load_policy("actor", role, 1.0, SEED)
+        worker.load_model("actor", role, 1.0, SEED, self.head)
 
     def load_other(self, worker: Worker, role: FrozenRole) -> None:
         """Load what it is compared with, if there is anything."""
         if self.other == "teacher":
-            worker.load_teacher(role)
+            worker.load_model("teacher", role, head="states")
         elif self.other == "reference":
-            worker.load_policy("reference", role, 1.0)
+            worker.load_model("reference", role, 1.0)
 
 
 def _imitate(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
@@ -169,7 +166,7 @@ def _reward_steps(worker: Worker, place: Place, batch: Batch, budget: int, share
 
 def _distil(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_packs(place, batch, budget)
-    worker.teacher_forward(packs)
+    worker.teacher_forward("teacher", packs)
     return Lesson(packs, None, DISTILLATION)
 
 

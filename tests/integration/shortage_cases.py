@@ -126,7 +126,7 @@ def train_through(
     groups: samples that may share their first tokens in a pack.
     """
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_model("actor", setting.role(model), temperature=1.0)
     ranks = TogetherRanks(place, worker, most)
     results, limits, before = [], [], []
     for number, (batch, rate) in enumerate(zip(batches, RATES, strict=False)):

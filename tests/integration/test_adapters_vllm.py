@@ -95,7 +95,7 @@ def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> 
         )
     )
     worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
-    worker.load_policy("actor", role, TEMPERATURE, seed=1)
+    worker.load_model("actor", role, TEMPERATURE, seed=1)
     return worker
 
 

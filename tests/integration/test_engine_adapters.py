@@ -168,7 +168,7 @@ class OffAndOn:
 def switch_off(place: Place, model: Path, setting: Setting, look: bool) -> OffAndOn:
     """Two steps; between them the reference scores, if it is to be looked at."""
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), 1.0, SEED)
+    worker.load_model("actor", setting.role(model), 1.0, SEED)
     worker.score_without_adapter("actor", "reference")
     packs = own_packs(place, BATCHES[0], 31)
 
@@ -197,7 +197,7 @@ def test_with_its_adapter_off_the_actor_is_its_first_self_and_learns_on(
 
 def save_first(place: Place, model: Path, setting: Setting, out: Path) -> None:
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), 1.0, SEED)
+    worker.load_model("actor", setting.role(model), 1.0, SEED)
     worker.save_model("actor", out)
 
 

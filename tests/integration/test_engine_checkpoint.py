@@ -178,7 +178,7 @@ def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) 
     """Train in groups of few elements, as those of large models are; return their number."""
     with patch("plimsoll.trainer.zero.optimizer._MOST_IN_8_BITS", 150_000):
         worker = Worker(place)
-        worker.load_policy("actor", setting.role(model), temperature=1.0)
+        worker.load_model("actor", setting.role(model), temperature=1.0)
     for batch, rate in zip(BATCHES, RATES, strict=True):
         sft_step(worker, place, batch, 31, rate)
         worker.save_checkpoint("actor", out / "checkpoint")

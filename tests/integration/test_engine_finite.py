@@ -50,7 +50,7 @@ def refused_step(place: Place, model: Path, setting: Setting) -> tuple[str, bool
 
 def load_actor(place: Place, model: Path, setting: Setting) -> Worker:
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_model("actor", setting.role(model), temperature=1.0)
     return worker
 
 

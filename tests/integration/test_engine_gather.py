@@ -63,7 +63,7 @@ def send_weights(
 ) -> list[Sent]:
     """The buckets before and after a step, and once more after another; then the saved model."""
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_model("actor", setting.role(model), temperature=1.0)
     sent = []
     for step in range(3):
         plan = open_way(worker, bucket_bytes)

@@ -30,7 +30,7 @@ def noise_of(pack: Pack) -> EmbeddingNoise:
 
 def train_noisily(place: Place, model: Path, setting: Setting) -> list[UpdateResult]:
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_model("actor", setting.role(model), temperature=1.0)
     results = []
     for batch, rate in zip(BATCHES[:2], RATES[:2], strict=True):
         packs = own_packs(place, batch, setting.micro_batch_tokens)

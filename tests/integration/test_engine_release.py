@@ -27,13 +27,13 @@ def left_behind(
     role = FrozenRole(model=setting.role(model).model).with_engine(
         FrozenZeroConfig(stage=stage, offload=offload)
     )
-    worker.load_policy("reference", role, 1.0)
+    worker.load_model("reference", role, 1.0)
     packs = own_packs(place, BATCHES[0], 31)
     scored = worker.sequence_log_probs("reference", packs)
     parameters = [weakref.ref(p) for p in worker._engines["reference"].module.parameters()]
     before = held(parameters)
     worker.release("reference")
-    worker.load_policy("actor", setting.role(model), 1.0)
+    worker.load_model("actor", setting.role(model), 1.0)
     again = worker.sequence_log_probs("actor", packs)
     assert all((a == b).all() for a, b in zip(scored, again, strict=True))
     return before, held(parameters)

@@ -59,12 +59,12 @@ def score(place: Place, model: Path, stage: int, offload: str, out: Path) -> Sco
     setting = Setting(zero_stage(stage))
     role = setting.role(model)
     worker = Worker(place)
-    worker.load_policy("actor", role, TEMPERATURE)
+    worker.load_model("actor", role, TEMPERATURE)
     frozen = FrozenRole.model_validate(
         {"model": role.model, "zero": {"stage": 3 if stage == 3 else 0, "offload": offload}}
     )
-    worker.load_policy("reference", frozen, TEMPERATURE)
-    worker.load_value("critic", role, SEED)
+    worker.load_model("reference", frozen, TEMPERATURE)
+    worker.load_model("critic", role, seed=SEED, head="value")
     packs = own_packs(place, BATCHES[0], 31)
     for batch, rate in zip(BATCHES, RATES, strict=True):
         worker.log_probs("actor", packs)  # must leave nothing behind
@@ -122,7 +122,7 @@ def score_frozen(place: Place, model: Path, stage: Literal[0, 3]) -> list[bytes]
     worker = Worker(place)
     settings = decided_model(str(model), dtype="bfloat16", quantization="nf4")
     role = FrozenRole(model=settings).with_engine(FrozenZeroConfig(stage=stage))
-    worker.load_policy("reference", role, 1.0)
+    worker.load_model("reference", role, 1.0)
     packs = own_packs(Place(0, 1, "", 0, "cpu", 1), BATCHES[0], 31)
     return [array.tobytes() for array in worker.log_probs("reference", packs)]
 

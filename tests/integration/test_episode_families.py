@@ -74,7 +74,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     write_random_model(model, FAMILIES[0].template.tokenizer, VOCABULARY, ENDS)
     worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     role = decided_role(TrainedRole(model=decided_model(path=str(model), dtype="float32")))
-    worker.load_policy("actor", role, TEMPERATURE)
+    worker.load_model("actor", role, TEMPERATURE)
     rollout = RolloutConfig(dtype="float32").with_engine(
         VllmConfig(cpu_kv_cache_gib=0.25, arguments={"block_size": 32})
     )

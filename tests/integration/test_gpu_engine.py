@@ -152,7 +152,7 @@ def score_twice(place: Place, model: Path, zero: FrozenZeroConfig) -> list[Float
     at home in pinned memory before and after."""
     worker = Worker(place)
     settings = Setting(ZeroConfig()).role(model).model
-    worker.load_policy("reference", FrozenRole(model=settings).with_engine(zero), 1.0)
+    worker.load_model("reference", FrozenRole(model=settings).with_engine(zero), 1.0)
     packs = own_packs(place, BATCHES[0], 31)
     first, again = (np.concatenate(worker.log_probs("reference", packs)) for _ in range(2))
     if zero == FrozenZeroConfig(stage=0, offload="cpu"):
@@ -184,8 +184,8 @@ def resume_and_send(
     """Loss and gradient norm of the third step, and of the same after a resume from a checkpoint
     that is written meanwhile; and whether the buckets for engines hold what is saved."""
     worker, other = Worker(place), Worker(place)
-    worker.load_policy("actor", setting.role(model), 1.0)
-    other.load_policy("actor", setting.role(model), 1.0)
+    worker.load_model("actor", setting.role(model), 1.0)
+    other.load_model("actor", setting.role(model), 1.0)
     for batch, rate in zip(BATCHES[:2], RATES[:2], strict=True):
         sft_step(worker, place, batch, 31, rate)
     worker.begin_checkpoint("actor", out / "checkpoint")
@@ -215,7 +215,7 @@ def test_a_resume_goes_on_and_engines_get_what_is_saved(
 def read_twice(place: Place, model: Path) -> list[CardReading | None]:
     """After a step, and at once again."""
     worker = Worker(place)
-    worker.load_policy("actor", Setting(zero_stage(2)).role(model), 1.0)
+    worker.load_model("actor", Setting(zero_stage(2)).role(model), 1.0)
     sft_step(worker, place, BATCHES[0], 31, RATES[0])
     return [worker.read_memory().card for _ in range(2)]
 
@@ -291,7 +291,7 @@ def sleep_on_the_card(
     """
     left = torch.cuda.memory_allocated()
     worker = Worker(place)
-    worker.load_policy("actor", setting.role(model), 1.0)
+    worker.load_model("actor", setting.role(model), 1.0)
     sft_step(worker, place, BATCHES[0], 39, RATES[0])
     engine = worker._engines["actor"]
     assert isinstance(engine, ZeroEngine)

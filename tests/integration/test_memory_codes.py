@@ -11,7 +11,6 @@ from ranks import RankProcesses
 from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.model.policy import PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
@@ -42,7 +41,7 @@ def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
     )
     worker = Worker(place)
     with patch("plimsoll.trainer.zero.settings.zero_settings", settings):
-        worker.load_policy("actor", setting.role(model), temperature=1.0)
+        worker.load_model("actor", setting.role(model), temperature=1.0)
     policy = worker._engine("actor").module
     assert isinstance(policy, PolicyModel)
     lm = policy.lm

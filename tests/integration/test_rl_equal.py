@@ -20,10 +20,9 @@ from rl_cases import GREEDY, KL, LARGE, SMALL, Case, ServingRanks, trajectories
 from rl_reference import PlainRole, distance, plain_rl
 
 from plimsoll.config.choice import built_in_names
-from plimsoll.jobs.rl_loop import train_actor
+from plimsoll.jobs.rl_loop import train_actor, train_critic
 from plimsoll.records import Floats
 from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
-from plimsoll.rl.critic import train_critic
 from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
 from plimsoll.train.loading import load_role

@@ -358,7 +358,7 @@ def test_who_is_named_is_where_a_failure_began(
         assert found, str(failed.value)
         absent = FrozenRole(model=decided_model(path="./absent", dtype="bfloat16"))
         with pytest.raises(ConfigError, match=rf"(?s)absent.*\n  Reported by: {name}$"):
-            cluster.all(Worker.load_policy, "actor", absent, 1.0)
+            cluster.all(Worker.load_model, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)
         with pytest.raises(WorkerDied) as died:
             cluster.hand_over(*bucket)

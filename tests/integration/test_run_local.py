@@ -187,7 +187,7 @@ class Restored:
 def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample]) -> Restored:
     """Return what the trainer held when it wrote the checkpoint."""
     worker = Worker(place)
-    worker.load_policy("actor", role, 1.0)
+    worker.load_model("actor", role, 1.0)
     worker.load_checkpoint("actor", checkpoint)
     [names] = open_way(worker, 2**30).buckets
     bucket = gathered(worker, names)

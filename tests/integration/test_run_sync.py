@@ -201,7 +201,7 @@ def trainer(home: Path, dtype: Literal["bfloat16", "float32"]) -> Iterator[Worke
     model = decided_model(path=str(home / "first"), dtype=dtype)
     role = decided_role(TrainedRole(model=model, optimizer=OptimizerConfig(max_grad_norm=0)))
     worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
-    worker.load_policy("actor", role, TEMPERATURE)
+    worker.load_model("actor", role, TEMPERATURE)
     yield worker
     worker.stop()
 

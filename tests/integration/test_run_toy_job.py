@@ -21,7 +21,7 @@ from plimsoll.config.run import JobConfig
 from plimsoll.resolve.job import both
 from plimsoll.resolve.columns import sft_source
 from plimsoll.resolve.job import Evaluation, Job
-from plimsoll.resolve.roles import learner
+from plimsoll.jobs.roles import actor
 from plimsoll.resolve.job import sequences_of
 
 
@@ -40,7 +40,7 @@ JOB = Job(
     name="parrot",
     summary="learning to repeat",
     config=ParrotConfig,
-    roles=lambda config: [learner("actor", config.actor, "policy")],
+    roles=lambda config: [actor(config.actor, "policy")],
     workload=lambda config: sequences_of(config.batch, config.data),
     columns=sft_source,
     evaluation=lambda config: Evaluation({"loss": "lowest"}),

@@ -141,7 +141,7 @@ def paired(path: Path, model: PreTrainedConfig, **division: Any) -> Iterator[Pai
     write_model(path, model)
     worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
     role = TrainedRole(model=decided_model(path=str(path), dtype="bfloat16"))
-    worker.load_policy("actor", decided_role(role), 1.0)
+    worker.load_model("actor", decided_role(role), 1.0)
     rollout = RolloutConfig(dtype="bfloat16").with_engine(
         VllmConfig(cpu_kv_cache_gib=0.25, **division)
     )

@@ -104,7 +104,7 @@ def trainer(
         optimizer=OptimizerConfig(max_grad_norm=0),
     )
     worker = Worker(Place(0, 1, "127.0.0.1", free_port(), "cpu", 1))
-    worker.load_policy("actor", decided_role(role), TEMPERATURE, seed=1)
+    worker.load_model("actor", decided_role(role), TEMPERATURE, seed=1)
     yield worker
     worker.stop()
 

@@ -76,7 +76,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     specs = [EngineSpec(i, str(model), 64, 1, "cpu", rollout) for i in range(2)]
     made = RayCluster(ClusterConfig(ranks=2, device="cpu"), specs, threads=1, device="cpu")
     try:
-        made.all(Worker.load_policy, "actor", role_of(model, 3, "q_proj", "down_proj"), 1.0)
+        made.all(Worker.load_model, "actor", role_of(model, 3, "q_proj", "down_proj"), 1.0)
         yield made
     finally:
         made.close()
@@ -87,7 +87,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_two_engines_get_merged_adapters(cluster: Cluster, route: DecidedRoute) -> None:
     """On CPU gloo stands for NCCL, and shared tensors of torch.multiprocessing for a card's."""
     rollout = rollout_of(VllmConfig(cpu_kv_cache_gib=0.25), route, 2)
-    way = ActorRoute(cluster, 256, True, rollout)
+    way = ActorRoute(cluster, "actor", 256, True, rollout)
     sync = WeightSync(way, BUCKET, PROBE, "float32", 4.0, most=1e-4)
     for version in (1, 2):
         train(cluster, 0.05)
@@ -108,11 +108,11 @@ def test_a_hundred_syncs_of_a_merged_adapter_leave_the_base_as_it_was(tmp_path: 
     cluster = LocalCluster([EngineSpec(0, str(model), 64, 1, "cpu", rollout)], 1, "cpu")
     [engine] = cluster._engines
     assert isinstance(engine, TransformersEngine)
-    cluster.all(Worker.load_policy, "actor", role_of(model, 0, "q_proj"), 1.0)
+    cluster.all(Worker.load_model, "actor", role_of(model, 0, "q_proj"), 1.0)
     module = cluster._worker._engine("actor").module
     base = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
     first = {n: p.detach().clone() for n, p in engine._model.named_parameters()}
-    way = ActorRoute(cluster, 256, False, rollout)
+    way = ActorRoute(cluster, "actor", 256, False, rollout)
     sync = prepare_sync(way, rollout.sync, PROBE, "float32")
     for version in range(1, SYNCS + 1):
         train(cluster, 1e-3)

@@ -21,6 +21,7 @@ from torch import Tensor, UntypedStorage
 
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import AdapterConfig, EmaConfig, FrozenRole
+from plimsoll.jobs.roles import actor
 from plimsoll.model.price.form import trained_parameters
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
@@ -419,10 +420,10 @@ def bytes_since(before: dict[int, UntypedStorage], expected: int) -> int:
 
 def price(case: Case, model: Path) -> Weight:
     """Return the plan's price of the role on one rank."""
-    role, head = case.setting.role(model), JOBS[case.job].head
+    role = actor(case.setting.role(model), JOBS[case.job].head)
     largest, shape = MicroBatch(39, 2, 30, 20), read_shape(str(model))
-    work = RoleWork("actor", shape, head, largest, case.ranks, "cpu", moments=frozenset())
-    tensors = trainer_price(role).trained(role, work, None).tensors
+    work = RoleWork(role, shape, largest, case.ranks, "cpu", moments=frozenset())
+    tensors = trainer_price(role.settings).trained(case.setting.role(model), work, None).tensors
 
     def total(*lives: Life) -> int:
         return sum(one.bytes for one in tensors if one.life in lives)
@@ -434,10 +435,10 @@ def price(case: Case, model: Path) -> Weight:
 
 def price_of_weights(case: Case, model: Path) -> int:
     """Return the plan's price of the role's weights on one rank, between two steps."""
-    role, head = case.setting.role(model), JOBS[case.job].head
+    role = actor(case.setting.role(model), JOBS[case.job].head)
     largest, shape = MicroBatch(39, 2, 30, 20), read_shape(str(model))
-    work = RoleWork("actor", shape, head, largest, case.ranks, "cpu", moments=frozenset())
-    tensors = trainer_price(role).trained(role, work, None).tensors
+    work = RoleWork(role, shape, largest, case.ranks, "cpu", moments=frozenset())
+    tensors = trainer_price(role.settings).trained(case.setting.role(model), work, None).tensors
     return sum(one.bytes for one in tensors if one.kind == "weights" and one.life == "always")
 
 

@@ -9,17 +9,12 @@ from itertools import groupby, islice
 from math import prod
 from types import MappingProxyType
 
-from plimsoll.config.cluster import ClusterConfig, NodeGroup
+from plimsoll.config.cluster import MAIN_RANKS, RANK_NAMES, ClusterConfig, NodeGroup
 from plimsoll.errors import SettingsConflict
 from plimsoll.run.numbers import plural
 
 PROCESS_NAMES: Mapping[NodeGroup, str] = MappingProxyType(
-    {
-        "actor": "training rank",
-        "critic": "critic rank",
-        "reward": "reward rank",
-        "engines": "rollout engine",
-    }
+    {**dict(RANK_NAMES.items()), MAIN_RANKS: "training rank", "engines": "rollout engine"}
 )
 """The name of a process of each group in messages."""
 

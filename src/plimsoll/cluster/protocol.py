@@ -17,7 +17,7 @@ from plimsoll.data.packing import split_packs
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.process.threads import conversing
 from plimsoll.records import Pack, Trajectory
-from plimsoll.resolve.roles import RoleName, role_kind
+from plimsoll.resolve.roles import Role, RoleName
 from plimsoll.run.readings import Reading
 from plimsoll.sampler.protocol import Request
 
@@ -226,6 +226,6 @@ def on_all_ranks(cluster: Cluster, task: Callable[..., object], *arguments: obje
         group.all(task, *arguments)
 
 
-def group_of(cluster: Cluster, role: RoleName) -> Group:
+def group_of(cluster: Cluster, role: Role) -> Group:
     """Return the group that hosts a role."""
-    return cluster.own_groups.get(role_kind(role), cluster)
+    return cluster.own_groups.get(role.group, cluster)

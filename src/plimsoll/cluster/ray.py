@@ -44,7 +44,7 @@ from plimsoll.cluster.ray_members import (
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended, naming_slow_starts, take_errors
-from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device, RankKind
+from plimsoll.config.cluster import MAIN_RANKS, RANK_NAMES, ClusterConfig, Device, RankKind
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.processes import ask_for_stacks, end_processes, read_host
@@ -206,7 +206,7 @@ class RayCluster(RankGroup):
         engines = [*map(create_engine, homes)]
         for kind, actors in ranks.items():
             group: RankGroup = self
-            if kind != "actor":
+            if kind != MAIN_RANKS:
                 limits = Shortages(config.memory_halvings)
                 group = RankGroup((), self._wait, self._memory_error, limits)
             group.members = rank_members(PROCESS_NAMES[kind], actors, patience)

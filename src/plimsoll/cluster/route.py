@@ -13,6 +13,7 @@ from plimsoll.data.packing import pack
 from plimsoll.errors import EngineDied, WeightSyncError
 from plimsoll.model.disturbance import UNSCALED, Disturbance
 from plimsoll.records import Floats, Ints, Prompt, Sample, Trajectory, from_packed
+from plimsoll.resolve.roles import RoleName
 from plimsoll.sampler.protocol import Request, RolloutEngine
 from plimsoll.sync.channel import Channel
 from plimsoll.sync.proof import Rehearsal
@@ -30,6 +31,7 @@ class ActorRoute:
 
     Args:
         cluster: the cluster.
+        role: the role whose weights are sent.
         largest_pack: the most tokens of a pack.
         as_published: whether the engines load weights in the layout of a model's files; otherwise
             in that of transformers' model.
@@ -41,13 +43,14 @@ class ActorRoute:
     def __init__(
         self,
         cluster: Cluster,
+        role: RoleName,
         largest_pack: int,
         as_published: bool,
         rollout: RolloutConfig,
         *,
         all_first: bool = False,
     ) -> None:
-        self._cluster = cluster
+        self._cluster, self.role = cluster, role
         self._largest = largest_pack
         self._as_published = as_published
         self._rollout = rollout
@@ -82,7 +85,7 @@ class ActorRoute:
             plan = self._plan(bucket_bytes, only_trained, rehearsal.layers)
             scaled = rehearsal.scaled
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channels)
-        each = [("actor", names, published, scaled) for names in plan.buckets]
+        each = [(self.role, names, published, scaled) for names in plan.buckets]
         cluster.stream(Worker.weight_bucket, each, RolloutEngine.receive)
         cluster.engines_do(RolloutEngine.end_receiving)
         cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards
@@ -95,7 +98,7 @@ class ActorRoute:
 
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """Return what is sent before the run, to see that engines use what they get."""
-        return self._cluster.first(Worker.rehearsals, "actor")
+        return self._cluster.first(Worker.rehearsals, self.role)
 
     def renew(self) -> None:
         """Open the way anew with the next transfer, and send all: an engine was started again."""
@@ -107,7 +110,7 @@ class ActorRoute:
         """Return the plan of a transfer, which is made once."""
         asked = bucket_bytes, self._as_published, only_trained, layers
         if asked not in self._plans:
-            self._plans[asked] = self._cluster.first(Worker.weight_plan, "actor", *asked)
+            self._plans[asked] = self._cluster.first(Worker.weight_plan, self.role, *asked)
         return self._plans[asked]
 
     def _open(self, plan: WeightPlan) -> tuple[Channel, ...]:
@@ -128,7 +131,7 @@ class ActorRoute:
         samples = [Sample(tokens, np.arange(len(tokens)) > 0) for tokens in sequences]
         packs = pack(samples, self._cluster.streams, max(self._largest, *map(len, sequences)))
         rank_log_probs = self._cluster.call(
-            Worker.probe_log_probs, [("actor", rank_packs, disturbance) for rank_packs in packs]
+            Worker.probe_log_probs, [(self.role, rank_packs, disturbance) for rank_packs in packs]
         ).result()
         return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
 
@@ -151,7 +154,7 @@ class AdapterRoute:
     name = "adapter"
 
     def __init__(self, cluster: Cluster, actor: ActorRoute) -> None:
-        self._cluster = cluster
+        self._cluster, self._role = cluster, actor.role
         self.trainer_log_probs = actor.trainer_log_probs
         self.engine_log_probs = actor.engine_log_probs
         self.engine_answers = actor.engine_answers
@@ -165,4 +168,4 @@ class AdapterRoute:
 
     def transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None = None) -> int:
         """Send the adapter; return the bytes that one engine received. Only `version` is used."""
-        return self._cluster.hand_over(Worker.adapter_files, ("actor", version), _TAKE_ADAPTER)
+        return self._cluster.hand_over(Worker.adapter_files, (self._role, version), _TAKE_ADAPTER)

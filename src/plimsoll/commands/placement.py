@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import chain, repeat
 from typing import Any
 
-from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, NodeGroup
+from plimsoll.config.cluster import MAIN_RANKS, RANK_NAMES, ClusterConfig, NodeGroup
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.host import most_busy_processes
 from plimsoll.resolve.engine_rules import trainer_rules
 from plimsoll.resolve.job import Sampling
-from plimsoll.resolve.roles import Role, RoleName
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.numbers import plural
 
@@ -43,7 +43,7 @@ def _step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 
 def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     cluster = spec.cluster
-    roles = _roles(spec)
+    roles = {name: _describe(role) for name, role in spec.roles.items()}
     if cluster.where == "local":
         rollout = spec.engines
         sampler = [] if rollout is None else [f"rollout ({rollout.engine_name})"]
@@ -55,8 +55,8 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
         ("this process", f"the controller; Ray on {where}"),
-        (_several("rank", cluster.ranks), f"device {cluster.device}{_nodes(cluster, 'actor')}"),
-        *(("", text) for name, text in roles.items() if spec.rank_kind_of(name) == "actor"),
+        (_several("rank", cluster.ranks), f"device {cluster.device}{_nodes(cluster, MAIN_RANKS)}"),
+        *(("", text) for name, text in roles.items() if spec.rank_kind_of(name) == MAIN_RANKS),
     ]
     for kind, count in cluster.own_ranks.items():
         texts = [text for name, text in roles.items() if spec.rank_kind_of(name) == kind]
@@ -76,35 +76,18 @@ def _nodes(cluster: ClusterConfig, group: NodeGroup) -> str:
     return f", on {plural(count, 'node')} of its own" if count else ""
 
 
-def _roles(spec: RunSpec[Any]) -> dict[RoleName, str]:
-    frozen = [role for role in spec.roles.values() if role.trained is None]
-    return {
-        **{name: _describe_trained(name, role) for name, role in spec.trained.items()},
-        **{role.name: _reference(role) for role in frozen if role.name == "reference"},
-        **{role.name: _frozen(role) for role in frozen if role.name != "reference"},
-    }
-
-
-def _describe_trained(name: str, role: TrainedRole) -> str:
-    division = trainer_rules(role).describe(role)
-    adapter = f", adapter of rank {role.adapter.rank}" if role.adapter else ""
-    return f"{name} {role.model.path} ({_dtype(role)}{adapter}, {division})"
-
-
-def _reference(role: Role) -> str:
+def _describe(role: Role) -> str:
     if role.without_adapter:
-        return "reference (the actor with its adapter switched off)"
-    when = ", before it is loaded" if role.early else ""
+        return f"{role.name} (the actor with its adapter switched off)"
     if not role.given:
-        return f"reference (the actor's first weights{when})"
-    return _frozen(role) + (", before the actor is loaded" if role.early else "")
-
-
-def _frozen(role: Role) -> str:
-    frozen = role.frozen
-    assert frozen is not None, f"{role.name} learns"
-    division = trainer_rules(frozen).describe(frozen)
-    return f"{role.name} {frozen.model.path} ({_dtype(frozen)}, {division})"
+        when = ", before it is loaded" if role.early else ""
+        return f"{role.name} (the actor's first weights{when})"
+    settings, adapter = role.settings, ""
+    if role.trained and role.trained.adapter:
+        adapter = f", adapter of rank {role.trained.adapter.rank}"
+    division = trainer_rules(settings).describe(settings)
+    text = f"{role.name} {settings.model.path} ({_dtype(settings)}{adapter}, {division})"
+    return text + (", before the actor is loaded" if role.early else "")
 
 
 def _dtype(role: TrainedRole | FrozenRole) -> str:

@@ -185,7 +185,7 @@ def _read(
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
     """Yield a problem if a sequence may be longer than the model's number of positions."""
     settings = read_model_json(model.path)
-    longest, how = spec.longest_of("actor" if key == "actor.model" else "critic")
+    longest, how = spec.longest_sequence(held_out=key == "actor.model")
     positions, named = settings.get("max_position_embeddings"), "max_position_embeddings"
     beyond, remedy = "", "more positions"
     original = longrope_positions(settings)

@@ -33,7 +33,6 @@ from plimsoll.jobs.which import load_any
 from plimsoll.machine.guard import Guard, TooLong, bind_socket, read_body, url_of
 from plimsoll.page.serve import run_app
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
@@ -70,7 +69,7 @@ def _open_models(
 def _load_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Cluster:
     cluster = start_cluster(spec.cluster, ())
     for name in names:
-        load_measured(cluster, spec, scoring_role(name))
+        load_measured(cluster, spec, spec.scorer_of(name).name)
     return cluster
 
 

@@ -22,8 +22,10 @@ RankSleep = Literal["none", "states", "all"]
 RankKind = Literal["actor", "critic", "reward"]
 """A group of ranks, named after the kind of role that it is for.
 
-A role lives on the ranks of its kind, or on the actor's if its kind has no ranks of its own.
+A role lives on the ranks of its group, or on the main ones if its group has no ranks of its own.
 """
+MAIN_RANKS: RankKind = "actor"
+"""The group of ranks that every run has."""
 
 RANK_KEYS: Mapping[RankKind, str] = MappingProxyType(
     {"actor": "ranks", "critic": "critic_ranks", "reward": "reward_ranks"}
@@ -59,9 +61,8 @@ class OwnNodes(Settings):
     @property
     def counts(self) -> dict[NodeGroup, int]:
         """The number of nodes of each group that has its own, in the order of the nodes."""
-        groups: dict[NodeGroup, int | None]
-        groups = {name: getattr(self, name) for name in get_args(NodeGroup)}
-        return {name: count for name, count in groups.items() if count is not None}
+        groups = get_args(NodeGroup)
+        return {name: count for name in groups if (count := getattr(self, name)) is not None}
 
 
 class ClusterConfig(Settings):
@@ -122,14 +123,12 @@ class ClusterConfig(Settings):
     @property
     def rank_counts(self) -> dict[RankKind, int]:
         """The number of ranks of each group that the run has, the actor's first."""
-        counts: dict[RankKind, int | None]
-        counts = {kind: getattr(self, key) for kind, key in RANK_KEYS.items()}
-        return {kind: count for kind, count in counts.items() if count is not None}
+        return {kind: n for kind, key in RANK_KEYS.items() if (n := getattr(self, key)) is not None}
 
     @property
     def own_ranks(self) -> dict[RankKind, int]:
         """The number of ranks of each kind of role that has ranks of its own."""
-        return {kind: count for kind, count in self.rank_counts.items() if kind != "actor"}
+        return {kind: count for kind, count in self.rank_counts.items() if kind != MAIN_RANKS}
 
     @property
     def all_ranks(self) -> int:

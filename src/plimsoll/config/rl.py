@@ -119,6 +119,11 @@ ENVIRONMENT = "environment"
 """The name of an environment's part of the reward there."""
 
 
+def scoring_key(part: str) -> str:
+    """Return the key of the reward model that gives a part of the reward."""
+    return part if part == REWARD_MODEL else f"reward_models.{part}"
+
+
 class RlConfig(JobConfig):
     """Reinforcement learning from sampled responses and their rewards."""
 

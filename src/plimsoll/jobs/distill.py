@@ -6,9 +6,10 @@ from plimsoll.config.base import Choice, PositiveFloat, Probability, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
+from plimsoll.jobs.roles import actor, teacher
 from plimsoll.resolve.columns import sft_source
 from plimsoll.resolve.job import Evaluation, Job, both, sequences_of
-from plimsoll.resolve.roles import Role, learner
+from plimsoll.resolve.roles import Role
 
 
 class DistillAlgorithm(Settings):
@@ -40,8 +41,7 @@ class DistillConfig(JobConfig):
 
 
 def _roles(config: DistillConfig) -> list[Role]:
-    teacher = Role("teacher", config.teacher, "states", "teacher", scores=True)
-    return [learner("actor", config.actor, "policy"), teacher]
+    return [actor(config.actor, "policy"), teacher(config.teacher, "states")]
 
 
 JOB = Job(

@@ -17,13 +17,14 @@ from plimsoll.algorithm.choice import divergence
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.jobs.distill import DistillConfig
+from plimsoll.jobs.roles import TEACHER
 from plimsoll.records import BatchCounts, Sample
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity
-from plimsoll.train.update import OptimizerStep
+from plimsoll.train.update import OptimizerStep, teach
 from plimsoll.trainer.objectives import DistillationObjective, TeacherForward
 from plimsoll.trainer.worker import Worker
 
@@ -41,10 +42,10 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
 def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherForward]:
     """Run the teacher on a batch; return the optimizer step that the student takes on it."""
     full = pack(batch, work.cluster.streams, work.spec.workload.budget)
-    packs = work.cluster.shortages.split("actor", full, unit=1)
+    packs = work.cluster.shortages.split(work.spec.sender.name, full, unit=1)
     with work.session.phase("score", work.cluster):
-        work.cluster.call(Worker.teacher_forward, list(zip(packs))).result()
-    return OptimizerStep(packs, BatchCounts.of(batch), objective(work.config), None)
+        teach(TEACHER, packs, work.cluster)
+    return OptimizerStep(packs, BatchCounts.of(batch), objective(work.config), TEACHER)
 
 
 def evaluate(work: DistillWork) -> dict[str, float]:
@@ -54,14 +55,13 @@ def evaluate(work: DistillWork) -> dict[str, float]:
     """
     cluster, batch = work.cluster, work.config.batch
     counts, goal = BatchCounts.of(work.data.eval), objective(work.config)
-    totals: dict[str, float] = {}
+    student, totals = work.spec.sender.name, dict[str, float]()
     for start in range(0, len(work.data.eval), batch.sequences):
         rows = work.data.eval[start : start + batch.sequences]
         packs = pack(rows, cluster.streams, batch.micro_batch_tokens)
-        cluster.call(Worker.teacher_forward, list(zip(packs))).result()
-        for shares in cluster.call(
-            Worker.measure_distillation, [(rank_packs, counts, goal) for rank_packs in packs]
-        ).result():
+        teach(TEACHER, packs, cluster)
+        arguments = [(student, rank_packs, counts, goal) for rank_packs in packs]
+        for shares in cluster.call(Worker.measure_distillation, arguments).result():
             totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
     return totals | {"perplexity": perplexity(totals["nll"])}
 

@@ -9,6 +9,7 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem
 from plimsoll.config.run import JobConfig, PreferenceBatch
+from plimsoll.jobs.roles import actor, reference
 from plimsoll.resolve.choices import is_own, needs_reference
 from plimsoll.resolve.columns import pair_source
 from plimsoll.resolve.job import (
@@ -20,7 +21,7 @@ from plimsoll.resolve.job import (
     implicit_rewards,
     pairs_of,
 )
-from plimsoll.resolve.roles import Role, learner, reference_of
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.rules.training import stored_logprobs, unused_reference
 
 
@@ -52,11 +53,11 @@ class DpoConfig(JobConfig):
 
 
 def _roles(config: DpoConfig) -> list[Role]:
-    actor = learner("actor", config.actor, "policy")
-    if not needs_reference(config.algorithm.loss):
-        return [actor]
-    precompute = config.reference_logprobs.precompute
-    return [actor, reference_of(config.reference, config.actor, precompute=precompute)]
+    roles = [actor(config.actor, "policy")]
+    if needs_reference(config.algorithm.loss):
+        precompute = config.reference_logprobs.precompute
+        roles.append(reference(config.reference, config.actor, precompute=precompute))
+    return roles
 
 
 def _evaluation(config: DpoConfig) -> Evaluation:

@@ -22,6 +22,7 @@ from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_pairs
 from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.roles import REFERENCE
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
@@ -46,10 +47,9 @@ def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
     preference_loss(spec.config.algorithm.loss)  # a wrong name or option ends the run right here
     with work_on_rows(spec, planned, load_pairs) as work:
         reference = None
-        if "reference" in spec.roles:
-            reference = load_with_reference(
-                work, work.batches_ahead, spec.config.reference_logprobs
-            )
+        if REFERENCE in spec.roles:
+            logprobs = spec.config.reference_logprobs
+            reference = load_with_reference(work, REFERENCE, work.batches_ahead, logprobs)
         else:
             load_roles(work)
         held_out = None if spec.run.eval_every is None else hold_out(work, reference)
@@ -81,7 +81,7 @@ def evaluate(work: DpoWork, held_out: ScoredPairs | None) -> dict[str, float]:
     """Return the loss on the held-out pairs and its metrics, by name."""
     assert held_out is not None, "evaluated without run.eval_every"
     packs, reference = held_out
-    logprobs = log_probs("actor", packs, work.cluster)
+    logprobs = log_probs(work.spec.sender.name, packs, work.cluster)
     return pair_metrics(work.config, work.data.eval, logprobs, reference)
 
 

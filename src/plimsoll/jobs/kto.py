@@ -8,6 +8,7 @@ from plimsoll.config.base import Choice, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.run import JobConfig, KtoBatch
+from plimsoll.jobs.roles import actor, reference
 from plimsoll.resolve.choices import is_own
 from plimsoll.resolve.columns import labelled_source
 from plimsoll.resolve.job import (
@@ -19,7 +20,7 @@ from plimsoll.resolve.job import (
     implicit_rewards,
     sequences_of,
 )
-from plimsoll.resolve.roles import Role, learner, reference_of
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.rules.training import stored_logprobs
 
 
@@ -51,8 +52,8 @@ class KtoConfig(JobConfig):
 def _roles(config: KtoConfig) -> list[Role]:
     precompute = config.reference_logprobs.precompute
     return [
-        learner("actor", config.actor, "policy", scores=True),
-        reference_of(config.reference, config.actor, precompute=precompute),
+        actor(config.actor, "policy", scores=True),
+        reference(config.reference, config.actor, precompute=precompute),
     ]
 
 

@@ -26,6 +26,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
+from plimsoll.jobs.roles import REFERENCE
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
@@ -51,6 +52,7 @@ def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
         check_labels(work.data.train)
         reference = load_with_reference(
             work,
+            REFERENCE,
             lambda: chain.from_iterable(
                 match_and_mismatch(spec, rows) for rows in work.batches_ahead()
             ),
@@ -116,7 +118,7 @@ def learn(
 def measure_kl(work: KtoWork, mismatched: ScoredSamples) -> float:
     """Return the KL of the policy from the reference in nats per response (see `kl_baseline`)."""
     packs, reference_S = mismatched
-    policy_S = log_probs("actor", packs, work.cluster)
+    policy_S = log_probs(work.spec.sender.name, packs, work.cluster)
     return kl_baseline(torch.from_numpy(policy_S - reference_S))
 
 
@@ -125,7 +127,7 @@ def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
     assert held_out is not None, "evaluated without run.eval_every"
     (packs, reference_S), mismatched = held_out
     kl = measure_kl(work, mismatched)
-    logratios_S = log_probs("actor", packs, work.cluster) - reference_S
+    logratios_S = log_probs(work.spec.sender.name, packs, work.cluster) - reference_S
     return response_metrics(work.config, work.data.eval, logratios_S, kl)
 
 
@@ -167,14 +169,14 @@ def counts_of(desirable_S: Bools) -> LabelCounts:
 
 def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
     """Return the loss on the held-out rows and its metrics; all rows share one KL estimate."""
-    loaded = load_held_out(spec, load_responses)
+    actor, loaded = spec.sender.name, load_held_out(spec, load_responses)
 
     def log_ratios(cluster: Cluster, part: Sequence[tuple[Sample, Sample]]) -> Floats:
         packs = pack_rows(spec, list(chain(*part)), cluster)
-        return log_probs("actor", packs, cluster) - log_probs("reference", packs, cluster)
+        return log_probs(actor, packs, cluster) - log_probs(REFERENCE, packs, cluster)
 
     rows = list(zip(*match_and_mismatch(spec, loaded.items), strict=True))
-    parts = score_in_parts(spec, rows, log_ratios, "actor", "reference")
+    parts = score_in_parts(spec, rows, log_ratios, actor, REFERENCE)
     logratios = np.concatenate(parts)  # of a row, then of its prompt with another response, ...
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
     return response_metrics(spec.config, loaded.items, logratios[::2], kl) | row_counts(loaded)

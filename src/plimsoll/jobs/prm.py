@@ -5,9 +5,9 @@ from __future__ import annotations
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
+from plimsoll.jobs.roles import actor
 from plimsoll.resolve.columns import step_source
 from plimsoll.resolve.job import Evaluation, Job, Names, both, sequences_of, with_interval
-from plimsoll.resolve.roles import learner
 
 
 class PrmConfig(JobConfig):
@@ -35,7 +35,7 @@ JOB = Job(
     name="prm",
     summary="a process reward model, from labelled steps",
     config=PrmConfig,
-    roles=lambda config: [learner("actor", config.actor, "value")],
+    roles=lambda config: [actor(config.actor, "value")],
     workload=lambda config: sequences_of(config.batch, config.data),
     columns=step_source,
     evaluation=lambda config: Evaluation(_METRICS),

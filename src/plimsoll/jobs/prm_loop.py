@@ -100,7 +100,7 @@ def score_steps(
     """Return an array for each row: the scores (log-odds) of its steps."""
     packs = pack_rows(spec, rows, cluster)
     by_rank = cluster.call(
-        Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs]
+        Worker.values, [(spec.sender.name, rank_packs, at_marks) for rank_packs in packs]
     ).result()
     return from_packed(chain(*packs), chain(*by_rank), len(rows))
 
@@ -116,6 +116,6 @@ def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
     The calibration is drawn into `directory`.
     """
     loaded = load_held_out(spec, load_steps)
-    scores = [*chain(*score_in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
+    scores = [*chain(*score_in_parts(spec, loaded.items, partial(score_steps, spec)))]
     picture = directory / PICTURE
     return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

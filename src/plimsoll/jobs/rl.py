@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plimsoll.config.base import Choice
-from plimsoll.config.rl import REWARD_MODEL, RlConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.run import Goal
+from plimsoll.jobs.roles import actor, critic, reference, reward_model, teacher
 from plimsoll.resolve.choices import advantage_needs
 from plimsoll.resolve.columns import rl_source
 from plimsoll.resolve.eval_sets import eval_sets
@@ -22,33 +23,30 @@ from plimsoll.resolve.job import (
     both,
     with_interval,
 )
-from plimsoll.resolve.roles import HeadKind, Role, learner, reference_of, scoring_role
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.rules.sampling import check_learning
 from plimsoll.rl.presets import PRESETS
 
 
 def _roles(config: RlConfig) -> Sequence[Role]:
     warmup = config.algorithm.critic_warmup_steps
-    roles = [learner("actor", config.actor, "policy", scores=True, begins=warmup)]
+    roles = [actor(config.actor, "policy", scores=True, begins=warmup)]
     if config.critic is not None and "values_L" in advantage_needs(config.algorithm.advantage):
-        roles.append(learner("critic", config.critic, "value", scores=True))
+        roles.append(critic(config.critic))
     if config.algorithm.kl is not None:
-        roles.append(reference_of(config.reference, config.actor))
-    if config.teacher is not None:
-        head: HeadKind = "policy" if config.algorithm.distill_divergence is None else "states"
-        roles.append(Role("teacher", config.teacher, head, "teacher", scores=True))
+        roles.append(reference(config.reference, config.actor))
     if config.rollout.replay is None:  # replayed trajectories have their rewards
-        roles += scoring_roles(config)
+        roles += reward_models(config)
+    if config.teacher is not None:
+        whole = config.algorithm.distill_divergence is not None
+        roles.append(teacher(config.teacher, "states" if whole else "policy"))
     return roles
 
 
-def scoring_roles(config: RlConfig) -> Sequence[Role]:
+def reward_models(config: RlConfig) -> Sequence[Role]:
     """Return the roles of the reward models."""
-    roles = []
-    for name, model in config.scoring_models.items():
-        key = name if name == REWARD_MODEL else f"reward_models.{name}"
-        roles.append(Role(scoring_role(name), model.role, "value", f"{key}.role", scores=True))
-    return roles
+    roles = [reward_model(part, model.role) for part, model in config.scoring_models.items()]
+    return sorted(roles, key=lambda role: role.name)
 
 
 def _workload(config: RlConfig) -> Workload:

@@ -21,17 +21,18 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+
+import numpy as np
 
 from plimsoll.algorithm.ratios import adapt
 from plimsoll.cluster.protocol import Cluster, group_of
-from plimsoll.config.base import Choice
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import KlConfig, RlConfig
+from plimsoll.jobs.rl import reward_models
+from plimsoll.jobs.roles import CRITIC, TEACHER
 from plimsoll.machine.faults import fault_point
-from plimsoll.records import Floats, Trajectory
-from plimsoll.resolve.roles import scoring_role
+from plimsoll.records import Floats, Pack, Trajectory
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
@@ -49,18 +50,17 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_stream,
     policy_terms,
+    rate_of,
     score,
     token_count,
     token_scores,
     train_on,
     trajectory_metrics,
 )
-from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
 from plimsoll.rl.group_journal import is_open
-from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
 from plimsoll.rl.replay import Replay, load_replay_data
 from plimsoll.rl.setup import (
@@ -84,16 +84,16 @@ from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
 from plimsoll.train.session import RunSession, evaluates_first, lineage_of
-from plimsoll.train.update import OptimizerStep
 from plimsoll.trainer.objectives import (
     DistillationObjective,
     PolicyObjective,
-    PolicyStream,
-    TeacherForward,
+    ValueObjective,
+    ValueStream,
 )
-from plimsoll.trainer.schedule import learning_rate
 
-S = TypeVar("S")
+_ROUNDING = 1e-10
+"""Rounding in float32 may leave equal numbers a variance of up to this share of their mean square.
+"""
 
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
@@ -202,7 +202,7 @@ def learn(
         **actor_metrics,
         **critic_metrics,
     }
-    roles = [role for role in ("actor", "critic") if metrics.get(f"{role}/skipped_steps")]
+    roles = [role for role in spec.trained if metrics.get(f"{role}/skipped_steps")]
     if roles:
         figures = [f"the loss or the gradient of the {role}" for role in roles]
         leave_out(work, experience, figures, state.step + 1)
@@ -235,7 +235,8 @@ def prepare_batch(
     Raises BadNumbers if one of the numbers is not finite.
     """
     spec, cluster, step = work.spec, work.cluster, state.step + 1
-    trajectories, critics = experience.trajectories, group_of(cluster, "critic").streams
+    trajectories, critic = experience.trajectories, spec.roles.get(CRITIC)
+    critics = cluster.streams if critic is None else group_of(cluster, critic).streams
     check_rewards(trajectories)
     batch = pack_batch(trajectories, spec, cluster.streams, critics, step)
     scores = score(batch, spec, cluster)
@@ -303,66 +304,60 @@ def train_actor(
 
     The result is empty during the critic's warm-up, in which the actor is not trained.
     """
-    algorithm = spec.config.algorithm
-    if state.step < algorithm.critic_warmup_steps:
+    algorithm, role = spec.config.algorithm, spec.sender
+    if state.step < role.begins:
         return {}
-    if algorithm.distill_divergence is not None:
-        return _learn_from_teacher(batch, algorithm.distill_divergence, spec, cluster, state)
+    loss, places = f"{role.name}/loss", (batch, batch.layout, role, spec, cluster, state.step)
+    last = len(batch.layout.minis), state.step, spec.workload.updates - 1
+    last_rate = {"learning_rate": rate_of(role, spec, *last)}
+    if algorithm.distill_divergence is not None:  # the teacher read the packs as they were scored
+        distillation = DistillationObjective(algorithm.distill_divergence, 1.0, nll_share=0.0)
+        metrics = train_on(*places, distillation, TEACHER, loss)
+        divergence = {"teacher_divergence": metrics.pop("divergence")}
+        return metrics | last_rate | divergence
     longest = spec.workload.longest - spec.data.max_tokens
     terms = policy_terms(algorithm, longest, state.kl_coefficient)
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, has_kl_loss(algorithm))
-
-    def step(mini: MiniBatch) -> OptimizerStep[PolicyStream]:
-        return OptimizerStep(mini.packs, mini.counts, objective, stream)
-
-    return _train_actor(batch, spec, cluster, state, step)
+    return train_on(*places, objective, stream, loss) | last_rate
 
 
-def _learn_from_teacher(
-    batch: Batch, divergence: Choice, spec: RunSpec[RlConfig], cluster: Cluster, state: RunState
-) -> dict[str, float]:
-    """Take the actor's update on its divergence from the teacher; return its metrics.
-
-    The teacher has read the packs when they were scored.
-    """
-    objective = DistillationObjective(divergence, temperature=1.0, nll_share=0.0)
-
-    def step(mini: MiniBatch) -> OptimizerStep[TeacherForward]:
-        packs = cluster.shortages.split("actor", mini.packs, unit=1)  # as the teacher read them
-        return OptimizerStep(packs, mini.counts, objective, None)
-
-    metrics = _train_actor(batch, spec, cluster, state, step)
-    return metrics | {"teacher_divergence": metrics.pop("divergence")}
-
-
-def _train_actor(
+def train_critic(
     batch: Batch,
+    values_L: Floats,
+    returns_L: Floats,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
-    step: Callable[[MiniBatch], OptimizerStep[S]],
 ) -> dict[str, float]:
-    rate, epochs = partial(actor_rate, spec, state.step), spec.config.algorithm.epochs
-    metrics = train_on(batch, batch.layout, "actor", cluster, epochs, step, rate)
-    return metrics | {
-        "actor/loss": metrics.pop("loss"),
-        "actor/grad_norm": metrics.pop("grad_norm"),
-        "actor/skipped_steps": metrics.pop("skipped_steps"),
-        "learning_rate": rate(spec.workload.updates - 1),
-    }
+    """Train the critic on all epochs and mini-batches; return the means of the updates' metrics.
 
-
-def actor_rate(spec: RunSpec[RlConfig], step: int, update: int) -> float:
-    """Return the actor's learning rate at an update of a step, both counted from 0.
-
-    The schedule begins with the first step that trains the actor, so that the learning rate's
-    warm-up does not pass during the critic's.
+    `values_L` are the critic's values before the step, `returns_L` their targets.
     """
-    algorithm = spec.config.algorithm
-    updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
-    done, total = (step - first) * updates + update, (spec.steps - first) * updates
-    return learning_rate(spec.actor.optimizer, done, total)
+    objective = ValueObjective(spec.config.algorithm.value_clip)
+    stream, layout = value_stream(batch, values_L, returns_L), batch.critic_layout
+    places = batch, layout, spec.roles[CRITIC], spec, cluster, state.step
+    return train_on(*places, objective, stream, "value_loss")
+
+
+def value_stream(
+    batch: Batch, values_L: Floats, returns_L: Floats
+) -> Callable[[Pack], ValueStream]:
+    """Return a function of a pack that gives the returns and old values of its learned tokens."""
+    layout = batch.critic_layout
+    returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
+    return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
+
+
+def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:
+    """Return {"explained_variance": share of the returns' variance that the values explain}.
+
+    The result is empty if the returns vary only by rounding, for example if all rewards are 0.
+    """
+    variance = float(returns_L.var())
+    if variance <= _ROUNDING * float(np.square(returns_L).mean()):
+        return {}
+    return {"explained_variance": 1 - float((returns_L - values_L).var()) / variance}
 
 
 def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
@@ -410,7 +405,7 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
             counting("answers", expected, sys.stdout) as advance,
         ):
             for part in spec.config.scoring_models:
-                load_measured(cluster, spec, scoring_role(part))
+                load_measured(cluster, spec, spec.scorer_of(part).name)
 
             def answering_to(key: str) -> Answering:
                 submit = _count_scored(scorer.of_held_out(key).submit, advance)
@@ -448,7 +443,7 @@ def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """
     rollout = spec.config.rollout
     shared = rollout.placement == "shared" and spec.cluster.device == "cuda"
-    scorers = spec.ranks_of("reward") if spec.config.scoring_models else 1
+    scorers = max((spec.ranks_of(role.name) for role in reward_models(spec.config)), default=1)
     fewest: dict[str, object] = {"rank_sleep": "none", **NO_OWN_RANKS}
     fewest["ranks"] = max(scorers, rollout.all_parts if shared else 1)
     if spec.cluster.own_nodes.reward is not None:

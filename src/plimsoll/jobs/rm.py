@@ -8,10 +8,10 @@ from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, PreferenceBatch
+from plimsoll.jobs.roles import actor
 from plimsoll.resolve.choices import is_own
 from plimsoll.resolve.columns import pair_source
 from plimsoll.resolve.job import PAIR_METRICS, Evaluation, Job, Names, both, pairs_of
-from plimsoll.resolve.roles import learner
 
 
 class RewardAlgorithm(Settings):
@@ -46,7 +46,7 @@ JOB = Job(
     name="rm",
     summary="a reward model, from pairs",
     config=RmConfig,
-    roles=lambda config: [learner("actor", config.actor, "value")],
+    roles=lambda config: [actor(config.actor, "value")],
     workload=lambda config: pairs_of(config.batch, config.data, ends_only=True),
     columns=partial(pair_source, margin=True),
     evaluation=_evaluation,

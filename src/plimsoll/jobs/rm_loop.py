@@ -118,7 +118,7 @@ def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]
     """Return the score of each response, in the order chosen, rejected, chosen, ...; [2 P]."""
     packs = pack_rows(spec, pairs, cluster)
     by_rank = cluster.call(
-        Worker.values, [("actor", rank_packs, at_ends) for rank_packs in packs]
+        Worker.values, [(spec.sender.name, rank_packs, at_ends) for rank_packs in packs]
     ).result()
     return in_batch_order(packs, by_rank)
 
@@ -126,6 +126,6 @@ def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]
 def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:
     """Return a model's loss on the held-out pairs and its metrics, and draw the calibration."""
     loaded = load_held_out(spec, load_scored_pairs)
-    scores = np.concatenate(score_in_parts(spec, loaded.items, partial(score_pairs, spec), "actor"))
+    scores = np.concatenate(score_in_parts(spec, loaded.items, partial(score_pairs, spec)))
     picture = directory / PICTURE
     return score_metrics(spec.config, scores, loaded.items, picture) | row_counts(loaded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plimsoll.jobs.rl import JOB as RL
-from plimsoll.jobs.rl import scoring_roles
+from plimsoll.jobs.rl import reward_models
 from plimsoll.resolve.job import alone, both
 from plimsoll.resolve.rules.sampling import check_sampling
 
@@ -16,7 +16,7 @@ JOB = replace(
     RL,
     name="sample",
     summary="sample and score, without learning",
-    roles=scoring_roles,
+    roles=reward_models,
     loop="plimsoll.jobs.sample_loop",
     choices=lambda config: {},
     rules=check_sampling,

@@ -6,9 +6,9 @@ from plimsoll.config.base import PositiveFloat, Settings
 from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import JobConfig, SftBatch
+from plimsoll.jobs.roles import actor
 from plimsoll.resolve.columns import sft_source
 from plimsoll.resolve.job import Evaluation, Job, both, sequences_of
-from plimsoll.resolve.roles import learner
 
 
 class SftAlgorithm(Settings):
@@ -39,7 +39,7 @@ JOB = Job(
     name="sft",
     summary="supervised fine-tuning",
     config=SftConfig,
-    roles=lambda config: [learner("actor", config.actor, "policy")],
+    roles=lambda config: [actor(config.actor, "policy")],
     workload=lambda config: sequences_of(config.batch, config.data),
     columns=sft_source,
     evaluation=lambda config: Evaluation({"loss": "lowest", "perplexity": "lowest"}),

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from plimsoll.config.cluster import RankKind
-from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import LiveCard
@@ -147,18 +146,15 @@ def _share_text(name: str, share: DividedShare) -> str:
     )
 
 
-def _roles(job: PlannedJob) -> dict[str, TrainedRole | FrozenRole]:
-    return {**job.spec.trained, **job.spec.frozen}
-
-
 def _roles_to_divide(job: PlannedJob) -> list[str]:
-    divided = [name for name, role in _roles(job).items() if trainer_price(role).is_divided(role)]
-    return [name for name in job.shapes if name in divided and job.spec.ranks_of(name) > 1]
+    several = [job.spec.roles[name] for name in job.shapes if job.spec.ranks_of(name) > 1]
+    return [r.name for r in several if trainer_price(r.settings).is_divided(r.settings)]
 
 
 def _divisions_text(job: PlannedJob) -> str:
     groups: dict[RankKind, list[str]] = {}
-    for name, role in _roles(job).items():
+    for name in job.shapes:
+        role = job.spec.roles[name].settings
         division = f"{name} at {trainer_price(role).division(role)}"
         groups.setdefault(job.spec.rank_kind_of(name), []).append(division)
     counts = job.spec.cluster.rank_counts
@@ -240,12 +236,6 @@ def _held_by_others(card: LiveCard, state: NodeState) -> int:
 
 
 _SHOWN = 6
-_ROLES = {
-    "precompute": "reference",
-    "train_actor": "actor",
-    "train_critic": "critic",
-    "rollout": "rollout",
-}
 _SAME = {"eval": ("rollout", "score")}
 """Phases that the plan has under another name."""
 
@@ -309,7 +299,11 @@ def scene_of(
 
 def role_of(scene: Scene) -> str:
     """Return the role that ran out of memory, or all possible roles joined by "or"."""
-    known = scene.incident.role or _ROLES.get(scene.phase)
+    phase = scene.phase
+    known = scene.incident.role or (phase if phase == "rollout" else None)
+    for role in scene.job.spec.roles.values():
+        if phase == role.trains or (role.early and phase == role.scoring_phase):
+            known = known or role.name
     return known or " or ".join(models_of(scene.job, _processes(scene.job, scene.seen.process)))
 
 

@@ -116,13 +116,8 @@ _SMALL = 0.004
 _ROWS = 8
 """Rows of a short table, for the largest items."""
 
-_SHORT: Mapping[Phase, str] = {
-    "precompute": "before",
-    "rollout": "roll",
-    "train_critic": "critic",
-    "train_actor": "actor",
-}
-"""Names of phases in a narrow column."""
+_SHORT: Mapping[Phase, str] = {"precompute": "before", "rollout": "roll"}
+"""Names of phases in a narrow column; that of a role's training is the role's."""
 
 _TableRow = tuple[str, Mapping[Phase, int]]
 
@@ -154,6 +149,14 @@ def short_text(plan: Plan) -> str:
     lines = [_store_line(store, plan) for store in plan.stores if store not in tabled]
     more = "`plimsoll plan --all` shows every item, and draws them"
     return "\n\n".join([*parts, "\n".join([*lines, more, verdict_text(plan)])])
+
+
+def _short(phase: Phase) -> str:
+    return _SHORT.get(phase, phase.removeprefix("train_"))
+
+
+def _fullness(store: Store, plan: Plan) -> float:
+    return likely_worst(store.peak, plan.band) / (store.capacity or 1)
 
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:
@@ -226,7 +229,7 @@ def store_table(store: Store, most: int | None = None) -> str:
     phases = [use.moment.phase for use in uses]
     totals = {use.moment.phase: use.bytes for use in uses}
     label = min(44, WIDTH - _COLUMN * len(phases))
-    head = "".join(f"{_SHORT.get(phase, phase):>{_COLUMN}}" for phase in phases)
+    head = "".join(f"{_short(phase):>{_COLUMN}}" for phase in phases)
     lines = [store.name, f"{'  GB, at its fullest':<{label}}{head}"]
     lines += [_line(name, sizes, phases, label) for name, sizes in _rows(store, most)]
     lines.append(" " * label + " ------" * len(phases))
@@ -283,7 +286,7 @@ def _draw_bar(use: Use, signs: dict[Kind, str], largest: int, limit: int | None,
     cells = f"{cells:<{_BAR}}"
     if limit is not None:
         cells = cells[:limit] + line + cells[limit:]
-    phase = _SHORT.get(use.moment.phase, use.moment.phase)
+    phase = _short(use.moment.phase)
     return f"  {phase:<8}{cells}{gigabytes(use.bytes):>9}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
-from plimsoll.config.problems import Problem, find
+from plimsoll.config.problems import Problem, Severity, find
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.versions import (
@@ -45,7 +45,7 @@ def positions(job: PlannedJob) -> Iterator[Problem]:
     In a family that the plan does not know, max_position_embeddings may be no such limit.
     """
     for role, shape in job.shapes.items():
-        longest, written = job.spec.longest_of(role)
+        longest, written = job.spec.longest_sequence(held_out=job.spec.roles[role].sends)
         if longest > shape.positions and shape.origin == "described":
             what = f"a sequence of the {role} may be {longest:,} tokens long ({written})"
             why = f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or "
@@ -102,7 +102,8 @@ def vocabularies(job: PlannedJob) -> Iterator[Problem]:
             why = "it reads the tokens that the actor writes, and has no row for the last of them; "
             why += "that is harmless only where these are padding of the same tokenizer"
             fix = f"a model with the actor's tokenizer as {job.key(role)}.model"
-            yield Problem("vocabulary", "error" if role == "teacher" else "warning", what, why, fix)
+            severity: Severity = "error" if job.spec.roles[role].teaches else "warning"
+            yield Problem("vocabulary", severity, what, why, fix)
 
 
 def adapter_targets(job: PlannedJob) -> Iterator[Problem]:

@@ -234,8 +234,9 @@ def find_top_consumer(store: Store, spec: RunSpec[Any]) -> _TopConsumer:
     groups = dict.fromkeys((item.role, item.kind) for item in store.peak.items)
     kinds = [_consumer(store, role, kind) for role, kind in groups]
     kinds.sort(key=lambda consumer: -consumer.bytes)
-    # Everything of the critic, or of the actor, could go to other machines.
-    parted = ("critic", "actor") if "critic" in spec.trained else ()
+    # Everything of one of several trained roles could go to other machines; the last comes first.
+    names = [*spec.trained]
+    parted = reversed(names) if len(names) > 1 else ()
     roles = [_consumer(store, role, None) for role in parted]
     alone = [consumer for consumer in [*kinds, *roles] if consumer.alone]
     return min(alone, key=lambda top: _OPTIONAL.index(top.kind)) if alone else kinds[0]

@@ -1,65 +1,67 @@
-"""The roles of a run: each is a model with its work, such as learning or scoring."""
+"""The roles of a run: each is a model with its work, such as learning or scoring.
+
+The jobs declare them (jobs/roles.py). All other code asks a role what it takes part in, and never
+for its name.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from plimsoll.config.cluster import MAIN_RANKS, RankKind
 from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
-from plimsoll.resolve.engine_rules import trainer_rules
 
 RoleName = str
 """Name of a role: its kind (`reward`), or kind and instance (`reward.helpful`) of several."""
 
-KINDS = ("actor", "critic", "reference", "reward", "teacher")
-"""The kinds of roles, in the order in which they are loaded."""
-
-
-def role_kind(name: RoleName) -> str:
-    """Return the kind of a role, such as `reward` for `reward.helpful`."""
-    return name.partition(".")[0]
-
-
-def load_order(name: RoleName) -> tuple[int, str]:
-    """Return the key by which roles are sorted for loading."""
-    return KINDS.index(role_kind(name)), name
-
-
-def is_role(name: str) -> bool:
-    """Return whether a role may have this name."""
-    return role_kind(name) in KINDS
-
-
 HeadKind = Literal["policy", "value", "states"]
 """The output for a token: log-probs (policy), one number (value), or hidden states (states)."""
+
+TrainPhase = Literal["train_critic", "train_actor"]
 
 
 @dataclass(frozen=True)
 class Role:
-    """A model with work to do in a run.
+    """A model with work to do in a run, and what it takes part in.
 
     Attributes:
-        name: the name of the role.
+        name: the name of the role in plans, metrics, messages and checkpoints.
         settings: the settings of a role that learns, or of a role that only scores.
         head: the output for a token.
         key: the role's section in the config.
+        trains: the phase in which it learns; None for a role that only scores.
+        sends: whether its weights leave the ranks: for the engines that sample, and as the final
+            model. At most one role of a run does.
+        group: the group of ranks that it is for; without ranks of this group, the main ones.
         scores: whether it does a forward pass without gradients in each step of the run.
-        given: whether the config has its section; a reference may be left to its default.
-        early: whether it scores all rows before the actor is loaded, and is removed then.
-        without_adapter: whether it is the actor's model with the adapter switched off, so that it
+        column: the column of a step's scores that its forward pass gives; "" for none.
+        part: the part of the reward that it gives; "" for none.
+        teaches: whether another role learns its distributions, so that both need the same tokens.
+        given: whether the config has its section. A role without one is the sender as it began.
+        early: whether it scores all rows before the others are loaded, and is removed then.
+        without_adapter: whether it is the sender's model with the adapter switched off, so that it
             holds no weights.
         begins: the number of steps of the run before it learns.
+        order: its place in the order in which roles are loaded, which is that of the job's list.
     """
 
     name: RoleName
     settings: TrainedRole | FrozenRole
     head: HeadKind
     key: str
-    scores: bool = False
+    trains: TrainPhase | None = None
+    sends: bool = False
+    group: RankKind = MAIN_RANKS
+    scores: bool = True
+    column: str = ""
+    part: str = ""
+    teaches: bool = False
     given: bool = True
     early: bool = False
     without_adapter: bool = False
     begins: int = 0
+    order: int = 0
 
     @property
     def trained(self) -> TrainedRole | None:
@@ -78,44 +80,12 @@ class Role:
         """The model of the role."""
         return self.settings.model
 
+    @property
+    def compares(self) -> bool:
+        """Whether its log-probs or distributions are compared with those of a role that learns."""
+        return self.trained is None and self.head != "value"
 
-def learner(
-    name: Literal["actor", "critic"],
-    settings: TrainedRole,
-    head: HeadKind,
-    *,
-    scores: bool = False,
-    begins: int = 0,
-) -> Role:
-    """Return a role that learns."""
-    return Role(name, settings, head, name, scores, begins=begins)
-
-
-def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool = False) -> Role:
-    """Return the reference role, with which the actor is compared.
-
-    Its model is the config's `reference`, or else the actor's initial weights, divided over the
-    ranks as the actor's are. If the actor has an
-    adapter, these are the actor's weights with the adapter switched off, except with modules that
-    are trained whole, and with `precompute`: then the reference scores all rows before the actor is
-    loaded.
-    """
-    divided = trainer_rules(actor).measuring(actor)
-    settings = given or FrozenRole(model=actor.model).with_engine(divided)
-    adapter = actor.adapter
-    shared = given is None and adapter is not None and not (precompute or adapter.modules_to_save)
-    return Role(
-        "reference",
-        settings,
-        "policy",
-        "reference",
-        scores=True,
-        given=given is not None,
-        early=precompute,
-        without_adapter=shared,
-    )
-
-
-def scoring_role(part: str) -> RoleName:
-    """Return the name of the role of a reward model, given the name of its part of the reward."""
-    return "reward" if part == "reward_model" else f"reward.{part}"
+    @property
+    def scoring_phase(self) -> Literal["precompute", "score"]:
+        """The phase of its forward passes without gradients."""
+        return "precompute" if self.early else "score"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Generic, Literal, get_args
 
-from plimsoll.config.cluster import ClusterConfig, RankKind, RankSleep
+from plimsoll.config.cluster import MAIN_RANKS, ClusterConfig, RankKind, RankSleep
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
@@ -16,7 +16,7 @@ from plimsoll.config.run import RunConfig
 from plimsoll.resolve.decisions import Decision, decide
 from plimsoll.resolve.eval_sets import EvalSet
 from plimsoll.resolve.job import ConfigT, Evaluation, Job, Sampling, Workload
-from plimsoll.resolve.roles import Role, RoleName, load_order, role_kind
+from plimsoll.resolve.roles import Role, RoleName
 
 Phase = Literal[
     "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"
@@ -106,6 +106,15 @@ class RunSpec(Generic[ConfigT]):
         return steps
 
     @cached_property
+    def sender(self) -> Role:
+        """The role whose weights leave the ranks; a job that trains has one."""
+        return next(role for role in self.roles.values() if role.sends)
+
+    def scorer_of(self, part: str) -> Role:
+        """Return the role that gives a part of the reward."""
+        return next(role for role in self.roles.values() if role.part == part)
+
+    @cached_property
     def trained(self) -> Mapping[RoleName, TrainedRole]:
         """The settings of the roles that learn."""
         return {name: role.trained for name, role in self.roles.items() if role.trained}
@@ -121,14 +130,10 @@ class RunSpec(Generic[ConfigT]):
         return {n: role.model for n, role in self.roles.items() if not role.without_adapter}
 
     @property
-    def precomputes(self) -> bool:
-        """Whether the reference scores all rows before the actor is loaded."""
-        return any(role.early for role in self.roles.values())
-
-    @property
     def may_precompute(self) -> bool:
-        """Whether the job allows the reference to score all rows before the actor is loaded."""
-        return self.sampling is None and "reference" in self.roles
+        """Whether the job has a role that may score all rows before the others are loaded."""
+        roles = self.roles.values()
+        return self.sampling is None and any(r.compares and r.head == "policy" for r in roles)
 
     @property
     def actor_scores(self) -> bool:
@@ -149,8 +154,8 @@ class RunSpec(Generic[ConfigT]):
         reference or a teacher. In any other step the log-probs of its one update are the same.
         """
         stale = self.sampling is not None and self.sampling.rollout.staleness > 0
-        compared = {"reference", "teacher"} & self.roles.keys()
-        return self.workload.updates > 1 or (stale and bool(compared))
+        compared = any(role.compares for role in self.roles.values())
+        return self.workload.updates > 1 or (stale and compared)
 
     @property
     def sends_adapter_alone(self) -> bool:
@@ -164,41 +169,35 @@ class RunSpec(Generic[ConfigT]):
 
     def rank_kind_of(self, role: RoleName) -> RankKind:
         """Return the kind of the ranks that host a role."""
-        kind = role_kind(role)
-        return next((own for own in self.cluster.own_ranks if own == kind), "actor")
+        group = self.roles[role].group
+        return group if group in self.cluster.own_ranks else MAIN_RANKS
 
     @cached_property
     def phases(self) -> frozenset[Phase]:
         """The phases of the run. Evaluation by log-probs counts as scoring."""
-        phases: set[Phase] = {"load"}
-        if "actor" in self.trained:
-            phases.add("train_actor")
-            if self.run.keep_checkpoints or self.run.save_model:
-                phases.add("save")
-        if "critic" in self.trained:
-            phases.add("train_critic")
-        if self.sampling is not None:
-            if self.engines is not None:
-                phases |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
-            return frozenset(phases | {"score"} if self.roles else phases)
-        if self.precomputes:
-            phases.add("precompute")
-        scores = any(role.scores and not role.early for role in self.roles.values())
-        if scores or self.data.eval is not None:
+        roles = self.roles.values()
+        phases: set[Phase] = {"load", *(role.trains for role in roles if role.trains)}
+        if self.trained and (self.run.keep_checkpoints or self.run.save_model):
+            phases.add("save")
+        if self.engines is not None:
+            phases |= {"rollout", "sync"} if self.trained else {"rollout"}
+        phases |= {role.scoring_phase for role in roles if role.scores}
+        if self.sampling is None and self.data.eval is not None:
             phases.add("score")
         return frozenset(phases)
 
-    def longest_of(self, role: RoleName) -> tuple[int, str]:
-        """Return the tokens of a role's longest sequence, and a text of the keys that set them.
+    def longest_sequence(self, *, held_out: bool) -> tuple[int, str]:
+        """Return the most tokens of a sequence, and a text of the keys that set them.
 
-        For the actor, responses to held-out prompts count, too.
+        `held_out`: whether responses to held-out prompts count too, which the engines and the model
+        that they sample with read.
         """
         longest = self.data.max_tokens
         keys = f"data.max_tokens = {longest}"
         if self.sampling is None:
             return longest, keys
         responses = self.sampling.longest_responses
-        if role != "actor" and not self.sampling.environments:
+        if not (held_out or self.sampling.environments):
             responses = dict([*responses.items()][:1])
         keys += "".join(f", {key} = {new}" for key, new in responses.items())
         return longest + max(responses.values()), keys
@@ -214,7 +213,7 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     """
     written = config
     config, decisions = decide(written)
-    roles = sorted(job.roles(config), key=lambda role: load_order(role.name))
+    roles = [replace(role, order=order) for order, role in enumerate(job.roles(config))]
     return RunSpec(
         job,
         config,

@@ -19,11 +19,12 @@ from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.algorithm.ratios import kl
-from plimsoll.cluster.protocol import Cluster, Group, group_of
+from plimsoll.cluster.protocol import Cluster, group_of
+from plimsoll.config.cluster import MAIN_RANKS
 from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
 from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
-from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.roles import Role, RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.run.health import gaming_figures, repeating
@@ -31,8 +32,10 @@ from plimsoll.run.numbers import mean
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.sampler.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.train.session import mean_metrics
-from plimsoll.train.update import OptimizerStep, update
+from plimsoll.train.update import OptimizerStep, Packs, teach, update
 from plimsoll.trainer.objectives import PolicyStream
+from plimsoll.trainer.protocol import Objective
+from plimsoll.trainer.schedule import learning_rate
 from plimsoll.trainer.worker import Worker
 
 S = TypeVar("S")
@@ -85,9 +88,9 @@ class Scores:
     """
 
     sampler_L: Floats
-    old_L: Floats | None
-    reference_L: Floats | None
-    values_L: Floats | None
+    old_L: Floats | None = None
+    reference_L: Floats | None = None
+    values_L: Floats | None = None
     teacher_L: Floats | None = None
 
     @property
@@ -170,45 +173,61 @@ def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
 
 def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     """Return the log-probs and values that the run's roles compute for the batch."""
-    layout, critics = batch.layout, batch.critic_layout
-    values_L = None
+    layout, columns = batch.layout, dict[str, Floats]()
+    for name, role in spec.roles.items():
+        if role.head == "states":
+            [mini] = layout.minis
+            teach(name, cluster.shortages.split(spec.sender.name, mini.packs, unit=1), cluster)
+        elif role.column and (spec.scores_before_learning or not role.sends):
+            task = Worker.values if role.head == "value" else Worker.log_probs
+            own = layout if role.group == MAIN_RANKS else batch.critic_layout
+            column_L = own.score(group_of(cluster, role), task, name)
+            columns[role.column] = own.move_to(column_L, layout)
+    sampler_L = layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories])
+    return Scores(sampler_L, **columns)
 
-    def log_probs(role: RoleName) -> Floats:
-        return layout.score(cluster, Worker.log_probs, role)
 
-    teacher = spec.roles.get("teacher")
-    if teacher is not None and teacher.head == "states":
-        [mini] = layout.minis
-        packs = cluster.shortages.split("actor", mini.packs, unit=1)
-        cluster.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
-    if "critic" in spec.roles:
-        scored_L = critics.score(group_of(cluster, "critic"), Worker.values, "critic")
-        values_L = critics.move_to(scored_L, layout)
-    return Scores(
-        sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
-        old_L=log_probs("actor") if spec.scores_before_learning else None,
-        reference_L=log_probs("reference") if "reference" in spec.roles else None,
-        values_L=values_L,
-        teacher_L=log_probs("teacher") if teacher and teacher.head == "policy" else None,
-    )
+def rate_of(role: Role, spec: RunSpec[RlConfig], minis: int, step: int, update: int) -> float:
+    """Return the learning rate of a role at an update of a step, both counted from 0.
+
+    The schedule begins with the first step that trains the role, so that the learning rate's
+    warm-up does not pass before. `minis` is the number of mini-batches of a step.
+    """
+    updates = spec.config.algorithm.epochs * minis
+    done, total = ((steps - role.begins) * updates for steps in (step, spec.steps))
+    return learning_rate(spec.trained[role.name].optimizer, done + update, total)
 
 
 def train_on(
     batch: Batch,
     layout: ColumnLayout,
-    role: RoleName,
-    group: Group,
-    epochs: int,
-    step: Callable[[MiniBatch], OptimizerStep[S]],
-    rate: Callable[[int], float],
+    role: Role,
+    spec: RunSpec[RlConfig],
+    cluster: Cluster,
+    step: int,
+    objective: Objective[S],
+    stream: Callable[[Pack], S] | RoleName,
+    loss: str,
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `step` returns the optimizer step for a mini-batch. `rate` returns the learning rate of an
-    update, given its number within the batch, from 0.
+    `step`: the steps before this one. `stream`: that of an `OptimizerStep`. `loss`: the metric's
+    name for the loss.
     """
-    updates = batch.schedule(layout, epochs)
-    return mean_metrics([update(role, group, step(mini), rate(n)) for n, mini in updates])
+    name, group, results = role.name, group_of(cluster, role), []
+    for number, mini in batch.schedule(layout, spec.config.algorithm.epochs):
+        packs: Packs = mini.packs
+        if isinstance(stream, RoleName):
+            packs = group.shortages.split(name, packs, unit=1)  # as the teacher read them
+        rate = rate_of(role, spec, len(layout.minis), step, number)
+        optimizer_step = OptimizerStep(packs, mini.counts, objective, stream)
+        results.append(update(name, group, optimizer_step, rate))
+    metrics = mean_metrics(results)
+    return metrics | {
+        loss: metrics.pop("loss"),
+        f"{name}/grad_norm": metrics.pop("grad_norm"),
+        f"{name}/skipped_steps": metrics.pop("skipped_steps"),
+    }
 
 
 def estimate_advantages(

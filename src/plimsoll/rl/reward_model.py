@@ -21,7 +21,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.policy import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
-from plimsoll.resolve.roles import scoring_role
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import texts_of
 from plimsoll.reward.server_forms import conversation_tokens
@@ -58,7 +58,7 @@ def model_scores(
     """
     model = spec.config.scoring_models[name]
     samples = [_sample(t, model, spec) for t in trajectories]
-    all_scores = _scores(samples, scoring_role(name), spec, cluster)
+    all_scores = _scores(samples, spec.scorer_of(name), spec, cluster)
     for trajectory, scores in zip(trajectories, all_scores, strict=True):
         if not np.isfinite(scores).all():
             raise PlimsollError(
@@ -71,12 +71,12 @@ def model_scores(
 
 
 def _scores(
-    samples: Sequence[Sample], role: str, spec: RunSpec[RlConfig], cluster: Cluster
+    samples: Sequence[Sample], role: Role, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
     longest, group = max(len(s.tokens) for s in samples), group_of(cluster, role)
     packs = pack(samples, group.streams, max(longest, spec.workload.largest_pack(group.streams)))
     by_rank = group.call(
-        Worker.values, [(role, rank_packs, at_marks) for rank_packs in packs]
+        Worker.values, [(role.name, rank_packs, at_marks) for rank_packs in packs]
     ).result()
     return from_packed(chain(*packs), chain(*by_rank), len(samples))
 

@@ -170,7 +170,7 @@ def weight_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
     quantised = spec.actor.model.quantization != "none"
     published = rollout_build(rollout).as_published
     all_first = quantised or _begins_adapted(spec)
-    whole = ActorRoute(cluster, budget, published, rollout, all_first=all_first)
+    whole = ActorRoute(cluster, spec.sender.name, budget, published, rollout, all_first=all_first)
     return AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole
 
 
@@ -194,11 +194,12 @@ def _begins_adapted(spec: RunSpec[RlConfig]) -> bool:
 def free_memory_for_sync(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
     """Free the card memory of ranks that a weight sync does not need, where they share cards.
 
-    What allocators keep is freed; if ranks sleep, all moves to the host but the actor's weights.
+    What allocators keep is freed; if ranks sleep, all moves to the host but the weights to be sent.
     Call it before engines wake, and after loading, which needs more memory than sampling does.
     """
     if spec.rank_sleep != "none":
-        on_all_ranks(cluster, Worker.sleep, spec.rank_sleep, "actor")
+        senders = [name for name, role in spec.roles.items() if role.sends]
+        on_all_ranks(cluster, Worker.sleep, spec.rank_sleep, *senders)
     elif spec.config.rollout.placement == "shared":
         on_all_ranks(cluster, Worker.give_back)
 

@@ -191,7 +191,7 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
     return Sampler(
         engines,
         policy,
-        spec.longest_of("actor")[0],
+        spec.longest_sequence(held_out=True)[0],
         most if spec.data.eval else min(most, sampling.sequences),
         rollout_rules(engines).adapter_room(spec),
         spec.rank_sleep != "none",

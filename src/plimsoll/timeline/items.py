@@ -17,13 +17,13 @@ says at which instants of a job's phases they exist.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
 from plimsoll.config.cluster import RankSleep
-from plimsoll.resolve.roles import RoleName, is_role, load_order
+from plimsoll.resolve.roles import Role, TrainPhase
 from plimsoll.resolve.run_spec import PHASES, Phase
 
 Where = Literal["device", "host", "disk"]
@@ -58,10 +58,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Moment:
-    """An instant of a phase, such as Moment("train_actor", "step")."""
+    """An instant of a phase, such as Moment("train_actor", "step").
+
+    Attributes:
+        order: at a moment of loading a role, the role's place in the order of loading.
+    """
 
     phase: Phase
     instant: str
+    order: int = 0
 
     def __str__(self) -> str:
         return f"{self.phase} ({self.instant})"
@@ -72,8 +77,8 @@ class Item:
     """Some bytes of one process.
 
     Attributes:
-        role: the owner (`actor`, `critic`, `reference`, `reward`, `teacher`, `rollout`), or
-            `process` for bytes without a role (CUDA context, interpreter, communicators).
+        role: the name of the owner: a role, `rollout` for an engine, or `process` for bytes without
+            either (CUDA context, interpreter, communicators).
         kind: the kind, by which items are added up.
         name: a description for display, such as `fp32 masters`, `moments`, `activations`.
         where: the place of the bytes.
@@ -116,11 +121,11 @@ def states_asleep(depth: RankSleep) -> frozenset[Moment]:
     return frozenset() if depth == "none" else _APART | _SYNC
 
 
-def weights_asleep(depth: RankSleep, role: RoleName) -> frozenset[Moment]:
+def weights_asleep(depth: RankSleep, role: Role) -> frozenset[Moment]:
     """Return the moments at which ranks have no weights of a role on their cards."""
     if depth != "all":
         return frozenset()
-    return _APART if role == "actor" else _APART | _SYNC
+    return _APART if role.sends else _APART | _SYNC
 
 
 def is_for_ranks(moment: Moment) -> bool:
@@ -142,8 +147,6 @@ INSTANTS: dict[Phase, tuple[str, ...]] = {
     "save": ("gather", "write"),
 }
 """The instants of each phase, in order. `load` has two for each role, in the order of loading."""
-
-TrainPhase = Literal["train_critic", "train_actor"]
 
 Life = Literal[
     "always",
@@ -169,7 +172,7 @@ Life = Literal[
 - stepped: from the first optimizer step.
 - loading: while the role is read.
 - building: while the role's engine is built.
-- scoring: while the role scores; for the actor also while a sync is verified.
+- scoring: while the role scores; if it sends its weights, also while a sync is verified.
 - computing: while the role scores, and in its forward and backward pass.
 - backward: in the role's training, from the first gradient to the reduction.
 - reducing: while the first full bucket of gradients is reduced.
@@ -182,81 +185,70 @@ Life = Literal[
 """
 
 
-_BEFORE = {
-    Moment("precompute", "read"): Moment("load", "read reference"),
-    Moment("precompute", "build"): Moment("load", "build reference"),
-    Moment("precompute", "forward"): Moment("score", "forward"),
-}
-"""Moments of a reference that scores everything before the actor is loaded.
-
-Each is mapped to the moment of the same work in a run whose reference stays beside the actor.
-"""
-
-
-def job_moments(roles: Sequence[str], phases: Collection[Phase]) -> frozenset[Moment]:
+def job_moments(roles: Iterable[Role], phases: Collection[Phase]) -> frozenset[Moment]:
     """Return all moments of a job that loads these roles and has these phases besides `load`."""
     inside = {Moment(phase, i) for phase in phases if phase != "load" for i in INSTANTS[phase]}
-    late = [role for role in roles if not (role == "reference" and "precompute" in phases)]
-    return frozenset(inside | {moment for role in late for moment in _load_moments(role)})
+    loads = [_load_moments(role.name, role.order) for role in roles if not role.early]
+    return frozenset(inside.union(*loads))
 
 
-def scoring_phase(role: str, moments: frozenset[Moment]) -> Phase:
-    """Return the phase in which a role scores, from the job's moments."""
-    return "precompute" if _is_before(role, moments) else "score"
+def _load_moments(role: str, order: int) -> tuple[Moment, Moment]:
+    return Moment("load", f"read {role}", order), Moment("load", f"build {role}", order)
 
 
-def _is_before(role: str, moments: frozenset[Moment]) -> bool:
-    return role == "reference" and not moments.isdisjoint(_BEFORE)
+def lifetimes(role: Role, moments: frozenset[Moment]) -> Mapping[Life, frozenset[Moment]]:
+    """Return for each lifetime the moments of the job at which such a tensor of a role exists.
 
-
-def _load_moments(role: str) -> tuple[Moment, Moment]:
-    return Moment("load", f"read {role}"), Moment("load", f"build {role}")
-
-
-@cache  # a search for settings that fit makes hundreds of plans with the same few lifetimes
-def lifetime(
-    life: Life, role: str, phase: TrainPhase | None, moments: frozenset[Moment]
-) -> frozenset[Moment]:
-    """Return the moments of the job at which a role's tensor of that lifetime exists.
-
-    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
+    `moments` are all moments of the job.
     """
-    before = _is_before(role, moments)
-    role_moments = moments & _BEFORE.keys() if before else moments - _BEFORE.keys()
-    return frozenset(m for m in role_moments if _exists(life, role, phase, _BEFORE.get(m, m)))
+    return _lifetimes(role.name, role.order, role.trains, role.sends, role.early, moments)
 
 
-def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
-    read, build = _load_moments(role)
-    loaded = _is_loaded_before(role, moment)
-    scores = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
-    trains, saves = phase is not None and moment.phase == phase, moment.phase == "save"
-    lives: dict[Life, bool] = {
-        "always": loaded or moment in (read, build),
-        "built": loaded or moment == build,
-        "stepped": moment.phase != "load",
-        "loading": moment == read,
-        "building": moment == build,
-        "scoring": scores,
-        "computing": scores or (trains and moment.instant not in ("norm", "step")),
-        "backward": trains and moment.instant in ("backward", "reduce"),
-        "reducing": trains and moment.instant == "reduce",
-        "training": trains,
-        "norming": trains and moment.instant == "norm",
-        "stepping": trains and moment.instant == "step",
-        "sending": moment == Moment("sync", "gather"),
-        "saving": saves and moment.instant == "gather",
-        "writing": saves and moment.instant == "write",
+@cache  # a search for settings that fit makes hundreds of plans with the same few roles
+def _lifetimes(
+    role: str,
+    order: int,
+    trains: TrainPhase | None,
+    sends: bool,
+    early: bool,
+    moments: frozenset[Moment],
+) -> Mapping[Life, frozenset[Moment]]:
+    read, build = _load_moments(role, order)
+    # A role that scores before the others are loaded does the same work at these moments.
+    before = {
+        Moment("precompute", "read"): read,
+        Moment("precompute", "build"): build,
+        Moment("precompute", "forward"): Moment("score", "forward"),
     }
-    return lives[life]
+    present = moments & before.keys() if early else moments - before.keys()
 
+    def when(happens: Callable[[Moment], bool]) -> frozenset[Moment]:
+        return frozenset(m for m in present if happens(before.get(m, m)))
 
-def _is_loaded_before(role: str, moment: Moment) -> bool:
-    """Return whether a role was loaded before: after load, or while a later role loads."""
-    if moment.phase != "load":
-        return True
-    loading = moment.instant.split()[-1]
-    return is_role(loading) and is_role(role) and load_order(loading) > load_order(role)
+    def at(phase: Phase | None, *instants: str) -> frozenset[Moment]:
+        return when(lambda m: m.phase == phase and m.instant in instants)
+
+    reading, building = when(lambda m: m == read), when(lambda m: m == build)
+    built = building | when(lambda m: m.phase != "load" or m.order > order)
+    verifying = at("sync", "forward") if sends else frozenset()
+    scoring = verifying | when(lambda m: m.phase == "score")
+    return {
+        "always": reading | built,
+        "built": built,
+        "stepped": when(lambda m: m.phase != "load"),
+        "loading": reading,
+        "building": building,
+        "scoring": scoring,
+        "computing": scoring | at(trains, "forward_backward", "backward", "reduce"),
+        "backward": at(trains, "backward", "reduce"),
+        "reducing": at(trains, "reduce"),
+        "training": when(lambda m: m.phase == trains),
+        "norming": at(trains, "norm"),
+        "stepping": at(trains, "step"),
+        "sending": at("sync", "gather"),
+        "saving": at("save", "gather"),
+        "writing": at("save", "write"),
+    }
 
 
 assert set(INSTANTS) == set(PHASES) - {"load"}
@@ -310,18 +302,19 @@ class Tensors:
 
 
 def state_items(
-    role: str, kept: Iterable[Tensors], phase: TrainPhase | None, moments: frozenset[Moment]
+    role: Role, kept: Iterable[Tensors], moments: frozenset[Moment]
 ) -> Iterator[Allocation]:
     """Yield a role's tensors with the moments at which each exists; empty tensors are left out.
 
-    `phase` trains the role (None for a frozen role); `moments` are all moments of the job.
+    `moments` are all moments of the job.
     """
+    lives = lifetimes(role, moments)
     for tensors in kept:
         if tensors.elements:
-            kind = tensors.kind if phase else "frozen models"
+            kind = tensors.kind if role.trains else "frozen models"
             size = (tensors.bytes, tensors.formula, tensors.source)
-            item = Item(role, kind, tensors.name, tensors.where, "allocated", *size)
-            yield Allocation(item, lifetime(tensors.life, role, phase, moments) - tensors.asleep)
+            item = Item(role.name, kind, tensors.name, tensors.where, "allocated", *size)
+            yield Allocation(item, lives[tensors.life] - tensors.asleep)
 
 
 def pinned_block(size: int) -> int:

@@ -60,7 +60,7 @@ class Checkpoints:
     ) -> None:
         self._mirror = mirror
         self._run = spec.run
-        self._roles = tuple(spec.trained)
+        self._roles = [role for role in spec.roles.values() if role.trained]
         self._directory = directory
         self._planned_bytes = planned_bytes
         self._open: _OpenCheckpoint | None = None
@@ -130,8 +130,8 @@ class Checkpoints:
         """Call a method of `Worker` for each role, with the directory of the role if given."""
         results = {}
         for role in self._roles:
-            paths = () if partial is None else ((partial / role).absolute(),)
-            results[role] = group_of(cluster, role).all(task, role, *paths)
+            paths = () if partial is None else ((partial / role.name).absolute(),)
+            results[role.name] = group_of(cluster, role).all(task, role.name, *paths)
         return results
 
     def _is_written(self, cluster: Cluster) -> bool:

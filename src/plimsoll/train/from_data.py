@@ -163,6 +163,8 @@ def learn_from_data(
     returns the metrics of the held-out rows by name; they are reported as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
+    role, phase = spec.sender.name, spec.sender.trains
+    assert phase is not None, f"{role} only scores"
     restore(session, cluster)
     state, order = first_state(session, work.data), work.data.order
     session.stop_if_asked(state.step)
@@ -172,8 +174,8 @@ def learn_from_data(
         batch = work.batch(state.data_position, spec.workload.units)
         rate = learning_rate(spec.actor.optimizer, state.step, spec.steps)
         step = learn(batch)
-        with session.phase("train_actor", cluster):
-            results = update("actor", cluster, step, rate)
+        with session.phase(phase, cluster):
+            results = update(role, cluster, step, rate)
         state = session.advance(state, len(batch))
         metrics = leave_out_bad(session, state.step, batch, step_metrics(results, rate))
         metrics |= epoch_metrics(order, state.data_position)

@@ -36,7 +36,7 @@ def actor_use(spec: RunSpec[Any], path: Path, *, adapter: bool) -> tuple[str, st
     if adapter:
         merging = f"`{_merge_command(spec.actor.model, path)}`"
         return "adapter", f"a plain model of it and its base: {merging}"
-    if spec.roles["actor"].head != "value":
+    if spec.sender.head != "value":
         return "model", policy_use(path)
     noun = "process reward model" if spec.job.has_steps else "reward model"
     return noun, scorer_use(steps=spec.job.has_steps)

@@ -22,14 +22,13 @@ from plimsoll.trainer.worker import Worker
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
     """Load a role on all ranks of its group.
 
-    A reference may be the actor with its adapter switched off. Then no second model is loaded, and
-    the actor must have been loaded before.
+    A role may be another one with its adapter switched off. Then no second model is loaded, and
+    the other must have been loaded before.
     """
-    role = spec.roles[name]
-    if role.without_adapter:
-        cluster.all(Worker.score_without_adapter, "actor", name)
-        return
-    _load(cluster, spec, name, role.settings)
+    if spec.roles[name].without_adapter:
+        cluster.all(Worker.score_without_adapter, spec.sender.name, name)
+    else:
+        _load(cluster, spec, name, spec.roles[name].settings)
 
 
 def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
@@ -45,16 +44,10 @@ def load_measured(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
 
 
 def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -> None:
-    group, seed = group_of(cluster, name), spec.run.seed
-    match spec.roles[name].head:
-        case "policy":
-            sampling = spec.sampling
-            temperature = 1.0 if sampling is None else sampling.rollout.sampling.temperature
-            group.all(Worker.load_policy, name, settings, temperature, seed)
-        case "value":
-            group.all(Worker.load_value, name, settings, seed)
-        case "states":
-            group.all(Worker.load_teacher, settings)
+    role, sampling = spec.roles[name], spec.sampling
+    temperature = 1.0 if sampling is None else sampling.rollout.sampling.temperature
+    arguments = name, settings, temperature, spec.run.seed, role.head
+    group_of(cluster, role).all(Worker.load_model, *arguments)
 
 
 def load_roles(work: Work[ConfigT, ItemT]) -> None:
@@ -70,10 +63,11 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
     The loss mask of each training row marks the tokens at which scores are read.
     """
     with work.session.phase("load", work.cluster):
-        load_role(work.cluster, work.spec, "actor")
+        name = work.spec.sender.name
+        load_role(work.cluster, work.spec, name)
         model, samples = work.spec.actor.model, samples_of(work.data.train)
         padding = padding_token(load_tokenizer(model.path, model.trust_remote_code), samples)
-        work.cluster.all(Worker.set_padding, "actor", padding)
+        work.cluster.all(Worker.set_padding, name, padding)
         if padding is None:
             work.session.progress.note(
                 "the tokenizer has no padding token, or scores are read at it: transformers will "

@@ -42,11 +42,12 @@ def score_in_parts(
 ) -> list[R]:
     """Return a list with the result of `score` for each part of the rows, in order.
 
-    The ranks are started for this call alone, with `roles` loaded, and ended afterwards.
+    The ranks are started for this call alone, with `roles` loaded (by default the one that a run
+    trains and writes), and ended afterwards.
     """
     results = []
     with closing(start_cluster(spec.cluster, ())) as cluster:
-        for role in roles:
+        for role in roles or (spec.sender.name,):
             load_measured(cluster, spec, role)
         size = _ROWS_PER_RANK * cluster.streams
         with counting("rows", len(rows), sys.stdout) as advance:
@@ -59,8 +60,8 @@ def score_in_parts(
 
 def sum_nll(spec: RunSpec[Any], cluster: Cluster, rows: Sequence[Sample]) -> float:
     """Return the sum of the negative log-likelihood (nats) of the rows' learned tokens."""
-    packs = pack_rows(spec, rows, cluster)
-    return sum(cluster.call(Worker.nll, [("actor", rank_packs) for rank_packs in packs]).result())
+    packs, name = pack_rows(spec, rows, cluster), spec.sender.name
+    return sum(cluster.call(Worker.nll, [(name, rank_packs) for rank_packs in packs]).result())
 
 
 def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) -> dict[str, float]:
@@ -70,7 +71,7 @@ def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) ->
     """
     loaded = load_held_out(spec, load)
     tokens = BatchCounts.of(loaded.items).tokens
-    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part), "actor")
+    sums = score_in_parts(spec, loaded.items, lambda *part: sum_nll(spec, *part))
     mean = sum(sums) / tokens
     metrics = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
     return metrics | row_counts(loaded)

@@ -25,6 +25,7 @@ from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.checks import as_config_error
 from plimsoll.records import Floats, Row, samples_of
 from plimsoll.resolve.job import ConfigT
+from plimsoll.resolve.roles import RoleName
 from plimsoll.run.numbers import plural
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
 from plimsoll.train.from_data import RowT, Work
@@ -46,31 +47,32 @@ The packs hold these rows; the time is counted in `phase`.
 
 
 def load_with_reference(
-    work: Work[ConfigT, RowT], batches: Batches, logprobs: ReferenceLogprobsConfig
+    work: Work[ConfigT, RowT], name: RoleName, batches: Batches, logprobs: ReferenceLogprobsConfig
 ) -> Reference:
-    """Load the actor, and return the function that gives the reference's log-probs.
+    """Load the roles, and return the function that gives the log-probs of the reference.
 
-    With `logprobs.precompute` the function looks log-probs up; otherwise the reference is loaded
-    too, and scores. Raises ConfigError if the stored log-probs are those of another reference.
+    `name` is the role that is the reference. With `logprobs.precompute` the function looks
+    log-probs up; otherwise the reference is loaded too, and scores. Raises ConfigError if the
+    stored log-probs are those of another reference.
     """
     session, cluster = work.session, work.cluster
 
     def score_now(rows: Sequence[Row], packs: Packs, phase: ScoringPhase) -> Floats:
         with session.phase(phase, cluster):
-            return log_probs("reference", packs, cluster)
+            return log_probs(name, packs, cluster)
 
     if not logprobs.precompute:
         load_roles(work)
         return score_now
     with session.phase("precompute", cluster):
-        stored = _precompute(work, batches, logprobs.path)
+        stored = _precompute(work, name, batches, logprobs.path)
     with session.phase("load", cluster):
-        load_role(cluster, work.spec, "actor")
+        load_role(cluster, work.spec, work.spec.sender.name)
     return lambda rows, packs, phase: np.array([stored[k] for k in _keys(rows)], dtype=np.float32)
 
 
 def _precompute(
-    work: Work[ConfigT, RowT], batches: Batches, configured: str | None
+    work: Work[ConfigT, RowT], name: RoleName, batches: Batches, configured: str | None
 ) -> Mapping[bytes, float]:
     """Return the log-probs of all batches by `sequence_key`.
 
@@ -79,7 +81,7 @@ def _precompute(
     """
     session = work.session
     path = session.directory.reference_logprobs_path if configured is None else Path(configured)
-    store = LogprobStore(path, _read_stored(path, work.spec.models["reference"]))
+    store = LogprobStore(path, _read_stored(path, work.spec.models[name]))
     keys = {key for batch in batches() for key in _keys(batch)}
     missing = len(keys - store.logprobs.keys())
     if missing == 0:
@@ -89,27 +91,29 @@ def _precompute(
         f"the reference scores {missing:,} of {plural(len(keys), 'sequence')}; their log-probs "
         f"go to {path}"
     )
-    load_role(work.cluster, work.spec, "reference")
+    load_role(work.cluster, work.spec, name)
     with store, session.progress.counting("sequences scored", missing) as advance:
         for batch in batches():
-            advance(_score(work, batch, store))
+            advance(_score(work, name, batch, store))
             if session.stop.requested:
                 raise Interrupted(
                     f"stopped while the reference scored, as asked; what it scored is in {path}. "
                     f"To go on: run the same command"
                 )
-    work.cluster.all(Worker.release, "reference")
+    work.cluster.all(Worker.release, name)
     return store.logprobs
 
 
-def _score(work: Work[ConfigT, RowT], batch: Sequence[Row], store: LogprobStore) -> int:
+def _score(
+    work: Work[ConfigT, RowT], name: RoleName, batch: Sequence[Row], store: LogprobStore
+) -> int:
     """Score the sequences of a batch that the store lacks, add them, and return their number."""
     known = store.logprobs.keys()
     rows = [row for row in batch if not known >= set(_keys([row]))]
     if not rows:
         return 0
     packs = pack_rows(work.spec, rows, work.cluster)
-    scored = log_probs("reference", packs, work.cluster).tolist()
+    scored = log_probs(name, packs, work.cluster).tolist()
     new = {k: value for k, value in zip(_keys(rows), scored, strict=True) if k not in known}
     store.add(new)
     return len(new)

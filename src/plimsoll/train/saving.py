@@ -78,10 +78,9 @@ def restore(session: RunSession, cluster: Cluster) -> None:
     if session.resumed is None:
         return
     with session.phase("load", cluster):
-        for role in session.spec.trained:
-            group_of(cluster, role).all(
-                Worker.load_checkpoint, role, (session.resumed / role).absolute()
-            )
+        for name in session.spec.trained:
+            group = group_of(cluster, session.spec.roles[name])
+            group.all(Worker.load_checkpoint, name, (session.resumed / name).absolute())
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _keep_settings(session)
     # A run that was killed while it saved may have a checkpoint too many.
@@ -110,9 +109,9 @@ def average_weights(session: RunSession, cluster: Cluster) -> Iterator[None]:
     if session.spec.actor.ema is None:
         yield
         return
-    cluster.all(Worker.swap_average, "actor")
+    cluster.all(Worker.swap_average, session.spec.sender.name)
     yield
-    cluster.all(Worker.swap_average, "actor")
+    cluster.all(Worker.swap_average, session.spec.sender.name)
 
 
 def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
@@ -134,8 +133,8 @@ def save_model(session: RunSession, cluster: Cluster, state: RunState) -> None:
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)
         with average_weights(session, cluster):
-            path = session.directory.model_path.absolute()
-            added, *_ = cluster.all(Worker.save_model, "actor", path, session.template)
+            path, name = session.directory.model_path.absolute(), session.spec.sender.name
+            added, *_ = cluster.all(Worker.save_model, name, path, session.template)
     directory = session.directory
     if added is not None:
         session.progress.note(
@@ -170,7 +169,8 @@ def _go_back_to_best(session: RunSession, cluster: Cluster, state: RunState) -> 
                 f"copy, or take the last step's model with --run.best.final_model last; then run "
                 f"the same command with --run.resume auto."
             )
-        cluster.all(Worker.load_checkpoint, "actor", (path / "actor").absolute())
+        name = session.spec.sender.name
+        cluster.all(Worker.load_checkpoint, name, (path / name).absolute())
 
 
 Sources = Mapping[str, SourceState]

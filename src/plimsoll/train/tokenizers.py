@@ -30,9 +30,9 @@ def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
     for role in others:
         if Path(role.model.path) == Path(actor.path):
             continue
-        if role.name == "teacher":
-            _check_head(role.model, actor)
-        if role.name == "teacher" or has_tokenizer(role.model.path):
+        if role.teaches:
+            _check_head(role, actor)
+        if role.teaches or has_tokenizer(role.model.path):
             _check_texts(role, actor)
         _check_embedding(role, actor)
 
@@ -44,7 +44,7 @@ def check_templates(actor: ModelConfig, others: Iterable[Role]) -> None:
     gap.
     """
     for role in others:
-        if role.name != "teacher" or Path(role.model.path) == Path(actor.path):
+        if not role.teaches or Path(role.model.path) == Path(actor.path):
             continue
         its, own = (
             load_tokenizer(model.path, model.trust_remote_code).chat_template
@@ -52,19 +52,20 @@ def check_templates(actor: ModelConfig, others: Iterable[Role]) -> None:
         )
         if its is not None and its != own:
             raise ConfigError(
-                f"The chat template of teacher.model.path ({role.model.path!r}) is not that of "
+                f"The chat template of {role.key}.model.path ({role.model.path!r}) is not that of "
                 f"the actor ({actor.path!r}), by which prompts are written: give "
-                "data.chat_template the one that both shall read, which is mostly the teacher's"
+                "data.chat_template the one that both shall read, which is mostly the "
+                f"{role.name}'s"
             )
 
 
-def _check_head(teacher: ModelConfig, actor: ModelConfig) -> None:
-    teacher_rows, rows = _vocabulary_size(teacher), _vocabulary_size(actor)
-    if teacher_rows < rows:
+def _check_head(role: Role, actor: ModelConfig) -> None:
+    its_rows, rows = _vocabulary_size(role.model), _vocabulary_size(actor)
+    if its_rows < rows:
         raise ConfigError(
-            f"teacher.model.path is {teacher.path!r}, whose vocabulary is {teacher_rows}, and the "
-            f"actor's ({actor.path!r}) is {rows}: the teacher has no probability for every token. "
-            f"Take a teacher of the actor's family"
+            f"{role.key}.model.path is {role.model.path!r}, whose vocabulary is {its_rows}, and "
+            f"the actor's ({actor.path!r}) is {rows}: the {role.name} has no probability for every "
+            f"token. Take a {role.name} of the actor's family"
         )
 
 
@@ -79,8 +80,7 @@ def _check_texts(role: Role, actor: ModelConfig) -> None:
     if exist and filecmp.cmp(role_file, actor_file, shallow=False):
         return
     actor_tokens, role_tokens = _vocabulary(actor).items(), _vocabulary(model).items()
-    teaches = role.name == "teacher"
-    differing = actor_tokens ^ role_tokens if teaches else actor_tokens - role_tokens
+    differing = actor_tokens ^ role_tokens if role.teaches else actor_tokens - role_tokens
     if differing:
         text, token = min(differing, key=lambda entry: entry[1])
         count = len(differing)

@@ -44,9 +44,9 @@ class OptimizerStep(Generic[S]):
     counts: BatchCounts
     """The counts over all ranks, by which the loss is normalised."""
     objective: Objective[S]
-    stream: Callable[[Pack], S] | None
-    """Returns what the objective needs beside a pack, such as labels. None: the ranks have it
-    already, made by the teacher just before.
+    stream: Callable[[Pack], S] | RoleName
+    """Returns what the objective needs beside a pack, such as labels; or the name of a teacher,
+    whose outputs on the packs the ranks have already (`teach`).
     """
     unit: int = 1
     """The sequences of a pack that stay together: 2 for pairs, else 1."""
@@ -65,8 +65,8 @@ def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) ->
         return group.call(Worker.train, _arguments(role, step, step.packs, rate)).result()
     packs = shortages.split(role, step.packs, step.unit)
     while True:
-        if step.stream is None and packs is not step.packs:
-            group.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
+        if isinstance(step.stream, RoleName) and packs is not step.packs:
+            teach(step.stream, packs, group)
         outcomes = group.call(Worker.try_to_train, _arguments(role, step, packs, rate)).result()
         results = [outcome for outcome in outcomes if isinstance(outcome, UpdateResult)]
         if results:
@@ -83,7 +83,7 @@ def _arguments(
     """Return the arguments of `Worker.train` for each rank."""
     stream, rest = step.stream, (step.counts, step.objective, rate)
     return [
-        (role, rank_packs, None if stream is None else [*map(stream, rank_packs)], *rest)
+        (role, rank_packs, [*map(stream, rank_packs)] if callable(stream) else None, *rest)
         for rank_packs in packs
     ]
 
@@ -105,6 +105,11 @@ def _with_limit(
         return results
     first, metric = results[0], {f"{role}/micro_batch_tokens": float(limit)}
     return [replace(first, metrics=first.metrics | metric), *results[1:]]
+
+
+def teach(teacher: RoleName, packs: Packs, group: Group) -> None:
+    """Run a teacher on packs; each rank keeps the outputs for the student's next step on them."""
+    group.call(Worker.teacher_forward, [(teacher, rank_packs) for rank_packs in packs]).result()
 
 
 def log_probs(role: RoleName, packs: Packs, group: Group) -> Floats:

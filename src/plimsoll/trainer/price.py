@@ -21,7 +21,7 @@ from plimsoll.model.price.form import (
     trained_parameters,
 )
 from plimsoll.resolve.decisions import Capability
-from plimsoll.resolve.roles import HeadKind
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.sync.price import Sending, outgoing_buffer, sent_buckets
@@ -30,10 +30,8 @@ from plimsoll.timeline.items import (
     Item,
     Moment,
     Tensors,
-    TrainPhase,
     Where,
     pinned_block,
-    scoring_phase,
     state_items,
 )
 
@@ -52,17 +50,16 @@ class RoleWork:
         moments: All moments of the job (`job_moments`).
         scaled: Whether the sampling temperature is not 1.
         capability: The lowest compute capability of the run's cards; None if unknown.
-        first: Whether this is the first of the role's ranks, which collects the actor's weights
-            when they leave.
+        first: Whether this is the first of the role's ranks, which collects its weights when they
+            leave.
         scores: Whether the role does a forward in the phase `score`.
         rank_sleep: What moves to host memory while engines sample.
         copies_states: Whether the rank copies its states to host memory, to save them while it
             trains on.
     """
 
-    name: str
+    role: Role
     shape: ModelShape
-    head: HeadKind
     work: MicroBatch
     ranks: int
     device: Device
@@ -105,7 +102,7 @@ def coarse_trained(role: TrainedRole, work: RoleWork, sending: Sending | None) -
 
     This is the price of an engine that has none of its own.
     """
-    count, element = trained_parameters(role, work.shape, work.head), role.model.element
+    count, element = trained_parameters(role, work.shape, work.role.head), role.model.element
     gradients = Tensors("gradients", "gradients", "trained", count, element, _COARSE)
     each = 8 if element == 4 else 12
     states = Tensors("optimizer states", "optimizer states", "trained", count, each, _COARSE)
@@ -116,7 +113,7 @@ def coarse_trained(role: TrainedRole, work: RoleWork, sending: Sending | None) -
 def coarse_frozen(role: TrainedRole | FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
     """Return the whole weights, which each rank holds."""
     shape, element = work.shape, role.model.element
-    count = shape.value_parameters if work.head == "value" else shape.parameters
+    count = shape.value_parameters if work.role.head == "value" else shape.parameters
     return (Tensors("weights", "weights", "parameters", count, element, _COARSE),)
 
 
@@ -150,9 +147,7 @@ def trainer_price(role: TrainedRole | FrozenRole) -> TrainerPrice:
 
 @lru_cache(_KEPT)
 def trained_role(
-    role: TrainedRole,
     role_work: RoleWork,
-    phase: TrainPhase,
     *,
     entropy: bool = False,
     sending: Sending | None = None,
@@ -161,20 +156,20 @@ def trained_role(
     """Return the memory of a trained role on one rank: items, and the moments of each.
 
     Args:
-        role: The role's config.
         role_work: The role's model, and what the rank does with it.
-        phase: The phase that trains it.
         entropy: Whether the head computes the entropy.
-        sending: How the actor's weights go to engines; None without engines.
+        sending: How the role's weights go to engines; None if they go to none.
         teacher: The teacher's head, for a student.
     """
-    name, shape, work, device = role_work.name, role_work.shape, role_work.work, role_work.device
-    trained = trainer_price(role).trained(role, role_work, sending)
-    traits = role_work.head, device, entropy, role_work.scaled, role_work.capability
-    form = activation_form(role.model, role.adapter, shape, *traits)
+    role, shape, work, device = role_work.role, role_work.shape, role_work.work, role_work.device
+    settings, phase, name = role.trained, role.trains, role.name
+    assert settings is not None and phase is not None, f"{name} only scores"
+    trained = trainer_price(settings).trained(settings, role_work, sending)
+    traits = role.head, device, entropy, role_work.scaled, role_work.capability
+    form = activation_form(settings.model, settings.adapter, shape, *traits)
     form = form if teacher is None else replace(form, head=teacher)
     return (
-        *state_items(name, trained.tensors, phase, role_work.moments),
+        *state_items(role, trained.tensors, role_work.moments),
         *activation_items(name, shape, work, form, phase),
         *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
         *backward_items(name, shape, work, form, Moment(phase, "reduce"), trained.layers_left),
@@ -185,28 +180,27 @@ def trained_role(
 def _forwards(role_work: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
     """Yield the activations of forward passes that have no backward pass.
 
-    In these the role scores, or the actor computes the log-probs that verify a weight sync.
+    In these the role scores, or computes the log-probs that verify a sync of its weights.
     """
+    role = role_work.role
     phases: list[Phase] = ["score"] if role_work.scores else []
-    phases += ["sync"] if role_work.name == "actor" else []
-    work = role_work.name, role_work.shape, role_work.work
+    phases += ["sync"] if role.sends else []
     for phase in phases:
         if Moment(phase, "forward") in role_work.moments:
-            yield from activation_items(*work, form, phase)
+            yield from activation_items(role.name, role_work.shape, role_work.work, form, phase)
 
 
 @lru_cache(_KEPT)
-def frozen_role(role: FrozenRole, role_work: RoleWork) -> tuple[Allocation, ...]:
+def frozen_role(role_work: RoleWork) -> tuple[Allocation, ...]:
     """Return the memory on one rank of a role that only scores: items, and the moments of each."""
-    name, shape = role_work.name, role_work.shape
-    device, moments = role_work.device, role_work.moments
-    tensors = trainer_price(role).frozen(role, role_work)
-    traits = role_work.head, device, False, role_work.scaled, role_work.capability
-    form = activation_form(role.model, None, shape, *traits)
-    form, phase = replace(form, trained=False), scoring_phase(name, moments)
+    role, shape, settings = role_work.role, role_work.shape, role_work.role.frozen
+    assert settings is not None, f"{role.name} has no weights of its own"
+    tensors = trainer_price(settings).frozen(settings, role_work)
+    traits = role.head, role_work.device, False, role_work.scaled, role_work.capability
+    form = replace(activation_form(settings.model, None, shape, *traits), trained=False)
     return (
-        *state_items(name, tensors, None, moments),
-        *activation_items(name, shape, role_work.work, form, phase),
+        *state_items(role, tensors, role_work.moments),
+        *activation_items(role.name, shape, role_work.work, form, role.scoring_phase),
     )
 
 
@@ -214,8 +208,6 @@ SAVE_BUCKET = 2**30
 """Bytes of weights that are gathered at once when a model is saved."""
 CHECKPOINT_FILE = 2**28
 """Bytes of stretches in one file of a checkpoint, at most."""
-
-_COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
 
 
 def loading_tensors(
@@ -238,10 +230,10 @@ def loading_tensors(
 def outgoing_tensors(
     work: RoleWork, sending: Sending | None, *, saved: int, every: int, gathers: bool
 ) -> Iterator[Tensors]:
-    """Yield the buffers of the actor's weights on their way to engines and to files.
+    """Yield the buffers of a role's weights on their way to engines and to files.
 
     Args:
-        work: The actor's model, and what the rank does with it.
+        work: The role's model, and what the rank does with it.
         sending: How the weights go to engines; None without engines.
         saved: Bytes of the parameters that are saved: an adapter's alone if one learns.
         every: Bytes of all parameters, those in 4 bits as they are stored.
@@ -263,7 +255,8 @@ def outgoing_tensors(
 
 
 def teacher_items(
-    teacher: FrozenRole,
+    teacher: Role,
+    learns: Phase,
     shape: ModelShape,
     tokens: int,
     moments: frozenset[Moment],
@@ -274,7 +267,8 @@ def teacher_items(
     """Yield the memory that a student needs of its teacher: hidden states, and the head.
 
     Args:
-        teacher: The teacher's config.
+        teacher: The role that teaches.
+        learns: The phase in which the student learns.
         shape: The teacher's shape.
         tokens: Tokens of a step on one rank.
         moments: All moments of the job.
@@ -286,7 +280,7 @@ def teacher_items(
     def item(name: str, where: Where, size: int, words: str) -> Item:
         formula = f"{element} bytes x {words} x {hidden:,}"
         source = "trainer/objectives.py"
-        return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
+        return Item(teacher.name, "frozen models", name, where, "allocated", size, formula, source)
 
     words = f"{tokens:,} tokens of a step"
     size = element * tokens * hidden
@@ -298,4 +292,5 @@ def teacher_items(
     if not has_head:
         words = f"{vocabulary:,} of the vocabulary"
         head = item("gathered head", "device", element * vocabulary * hidden, words)
-        yield Allocation(head, moments & _COMPARED)
+        compared = {Moment(learns, "forward_backward"), Moment("score", "forward")}
+        yield Allocation(head, moments & compared)

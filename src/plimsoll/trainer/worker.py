@@ -38,7 +38,7 @@ from plimsoll.model.policy import (
 )
 from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack
-from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.roles import HeadKind, RoleName
 from plimsoll.run.readings import DividedShare, Reading
 from plimsoll.run.state import SavedFile
 from plimsoll.sync.buckets import WeightBucket
@@ -184,55 +184,46 @@ class Worker:
         """Whether the host computes little, and mostly waits for its card."""
         return self._device.type == "cuda"
 
-    def load_policy(
-        self, name: RoleName, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
-    ) -> int:
-        """Load a policy; return the number of parameters of the undivided model.
-
-        The number does not include an adapter. The seed initialises a new adapter.
-        """
-        self._busy_with = name
-        policy = load_policy(role.model, self._device, temperature, cast=False)
-        return self._adopt(name, role, policy, seed)
-
-    def load_value(self, name: RoleName, role: TrainedRole | FrozenRole, seed: int) -> int:
-        """Load a value function or a reward model; return its number of parameters, undivided.
-
-        A reward model is a frozen role, and its files must have the head. The seed initialises a
-        new head and a new adapter.
-        """
-        self._busy_with = name
-        head_seed = None if isinstance(role, FrozenRole) else seed
-        value = load_value(role.model, self._device, head_seed, cast=False)
-        return self._adopt(name, role, value, seed)
-
-    def _adopt(
+    def load_model(
         self,
         name: RoleName,
         role: TrainedRole | FrozenRole,
-        module: PolicyModel | ValueModel | TeacherModel,
-        seed: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        head: HeadKind = "policy",
     ) -> int:
+        """Load a role; return the number of parameters of the undivided model, without an adapter.
+
+        Args:
+            name: The role.
+            role: Its settings.
+            temperature: The sampling temperature, by which a policy divides logits.
+            seed: Initialises a new adapter, and the new head of a value function. The files of a
+                role that only scores must have the head.
+            head: The output for a token.
+        """
+        self._busy_with, device, frozen = name, self._device, isinstance(role, FrozenRole)
+        module: PolicyModel | ValueModel | TeacherModel
+        if head == "policy":
+            module = load_policy(role.model, device, temperature, cast=False)
+        elif head == "value":
+            module = load_value(role.model, device, None if frozen else seed, cast=False)
+        else:
+            module = load_teacher(role.model, device)
         size = sum(p.numel() for p in module.parameters())
-        if isinstance(role, TrainedRole) and role.adapter is not None:
-            assert not isinstance(module, TeacherModel), "a teacher is frozen"
-            add_adapter(module, role.adapter, role.model.path, seed)
         build = engine_build(role)
         if isinstance(role, FrozenRole):
             self._engines[name] = build.frozen(module, role, self._place)
         else:
+            assert not isinstance(module, TeacherModel), "a teacher is frozen"
+            if role.adapter is not None:
+                add_adapter(module, role.adapter, role.model.path, seed)
             self._engines[name] = build.trained(module, role, self._place)
-        self._sources[name] = role
-        self._seeds[name] = seed
-        if self._device.type == "cpu":
+        self._sources[name], self._seeds[name] = role, seed
+        if device.type == "cpu":
             # The heap keeps blocks for a second, in which the next role is loaded.
             release_free_blocks()
         return size
-
-    def load_teacher(self, role: FrozenRole) -> int:
-        """Load the role `teacher`; return its number of parameters, undivided."""
-        self._busy_with = "teacher"
-        return self._adopt("teacher", role, load_teacher(role.model, self._device), 0)
 
     def score_without_adapter(self, adapted: RoleName, name: RoleName) -> None:
         """Make `name` the role `adapted` with its adapter switched off; load no second model."""
@@ -395,20 +386,24 @@ class Worker:
             raise not_finite_error(norm, metrics["loss"], in_a_row)
         return UpdateResult(metrics, norm)
 
-    def teacher_forward(self, packs: Sequence[Pack]) -> None:
-        """Run the teacher on the packs that the actor gets next, and keep its outputs here."""
+    def teacher_forward(self, role: RoleName, packs: Sequence[Pack]) -> None:
+        """Run a teacher on the packs that its student gets next, and keep its outputs here."""
         self._distillation.clear()
-        teacher, counted = self._engine("teacher"), self._counted(packs)
+        teacher, counted = self._engine(role), self._counted(packs)
         self._distillation = teacher_forward(teacher, counted, self._device)
 
     def measure_distillation(
-        self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
+        self,
+        role: RoleName,
+        packs: Sequence[Pack],
+        counts: BatchCounts,
+        objective: DistillationObjective,
     ) -> dict[str, float]:
-        """Return this rank's share of the loss and metrics, without gradients.
+        """Return this rank's share of a student's loss and metrics, without gradients.
 
         `packs`: the same as in the last `teacher_forward`.
         """
-        engine, counted = self._engine("actor"), self._counted(packs)
+        engine, counted = self._engine(role), self._counted(packs)
         return measure(
             engine, losses(engine, counted, self._distillation, counts, objective, self._device)
         )

@@ -134,7 +134,7 @@ def test_a_host_that_spins_has_a_pulse_without_cpu_time() -> None:
     """CUDA's wait takes a whole core; loading and saving are judged by the CPU all the same."""
     spinning = read_pulse(7, spins=True)
     assert (spinning.cpu_seconds, spinning.ends) == (0.0, 7) and read_pulse().cpu_seconds > 0
-    assert takes_whole_model("load_policy") and not takes_whole_model("train")
+    assert takes_whole_model("load_model") and not takes_whole_model("train")
 
 
 @given(
@@ -159,9 +159,9 @@ def test_all_that_are_stopped_are_named_and_nobody_else(states: dict[str, str]) 
         (None, "train", None, 600),  # kernels are compiled
         (None, "train", 1.0, 60),
         (None, "train", 100.0, 500),
-        (None, "load_policy", 1.0, 600),
+        (None, "load_model", 1.0, 600),
         (None, "save_checkpoint", 200.0, 1000),
-        (30.0, "load_policy", None, 30),
+        (30.0, "load_model", None, 30),
         (30.0, "train", 100.0, 30),
         (0.0, "train", 1.0, inf),
     ],

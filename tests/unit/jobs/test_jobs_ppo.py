@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.rl import AdaptiveKlConfig, KlConfig, RlConfig
-from plimsoll.jobs.rl_loop import actor_rate, first_kl_coefficient
+from plimsoll.jobs.rl_loop import first_kl_coefficient
 from plimsoll.jobs.which import spec_of
+from plimsoll.rl.batch import rate_of
 from plimsoll.run.state import RunState
 
 
@@ -44,5 +45,6 @@ def test_the_actors_schedule_begins_with_its_own_first_step() -> None:
             "algorithm": {"mini_batches": 2, "critic_warmup_steps": 2},
         }
     )
-    rates = [actor_rate(spec_of(config), step, number) for step in (2, 3, 4) for number in (0, 1)]
+    spec = spec_of(config)
+    rates = [rate_of(spec.sender, spec, 2, step, number) for step in (2, 3, 4) for number in (0, 1)]
     assert rates == [1.0, 2.0, 3.0, 4.0, 4.0, 0.0]

@@ -11,6 +11,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.engines import folder_value
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, parse_cluster
+from plimsoll.resolve.roles import Role
 from plimsoll.sampler.price import EngineProcess, RolloutPrice, Sampler
 from plimsoll.sampler.transformers.config import SAMPLING
 from plimsoll.shapes.known_models import read_shape
@@ -19,7 +20,9 @@ from plimsoll.timeline.items import job_moments
 from plimsoll.trainer.price import RoleWork, TrainerPrice
 
 QWEN = read_shape("Qwen/Qwen2.5-0.5B")
-MOMENTS = job_moments(("actor",), ("rollout", "train_actor", "sync"))
+SETTINGS = TrainedRole.model_validate({"model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"}})
+ACTOR = Role("actor", decided_role(SETTINGS), "policy", "actor", trains="train_actor", sends=True)
+MOMENTS = job_moments([ACTOR], ("rollout", "train_actor", "sync"))
 TOKEN = 2 * 24 * 2 * 64 * 2  # keys and values: layers x heads x dimensions x bytes
 
 
@@ -58,13 +61,13 @@ def test_a_trainer_holds_all_on_every_rank(dtype: str, states: int) -> None:
     model = {"path": "Qwen/Qwen2.5-0.5B", "dtype": dtype}
     role = decided_role(TrainedRole.model_validate({"model": model}))
     micro = MicroBatch(tokens=512, sequences=1, longest=512, loss_tokens=512)
-    work = RoleWork("actor", QWEN, "policy", micro, 8, "cuda", MOMENTS)
+    work = RoleWork(replace(ACTOR, settings=role), QWEN, micro, 8, "cuda", MOMENTS)
     element, price = 2 if dtype == "bfloat16" else 4, TrainerPrice()
     sizes = {t.name: t.bytes for t in price.trained(role, work, None).tensors}
     each = {"weights": element, "gradients": element, "optimizer states": states}
     assert sizes == {name: n * QWEN.parameters for name, n in each.items()}
     frozen = FrozenRole.model_validate({"model": model})
-    [weights] = price.frozen(frozen, replace(work, head="value"))
+    [weights] = price.frozen(frozen, replace(work, role=replace(ACTOR, head="value")))
     assert weights.elements == QWEN.value_parameters
 
 

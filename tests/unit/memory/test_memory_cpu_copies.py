@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from decided import decided_role
+from some_roles import ACTOR
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.shapes.known_models import read_shape
@@ -16,7 +19,7 @@ from plimsoll.trainer.zero.states import BOTH_TABLES, layers_left
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")
 ENDS = 152_064 * 3584  # of its embedding, and of its head
-MOMENTS = job_moments(("actor",), ("train_actor", "save"))
+MOMENTS = job_moments((ACTOR,), ("train_actor", "save"))
 
 
 def left(bucket: int, stage: int = 2, adapted: bool = False, trained: int = 0) -> int:
@@ -87,8 +90,8 @@ def role(**settings: object) -> tuple[Allocation, ...]:
     } | settings.pop("model", {})  # type: ignore[operator]
     trained = decided_role(TrainedRole.model_validate({"model": model, **settings}))
     work = MicroBatch(tokens=512, sequences=2, longest=256, loss_tokens=512)
-    own = RoleWork("actor", SHAPE, "policy", work, 1, "cpu", MOMENTS)
-    return trained_role(trained, own, "train_actor")
+    learning = replace(ACTOR, settings=trained)
+    return trained_role(RoleWork(learning, SHAPE, work, 1, "cpu", MOMENTS))
 
 
 def role_moments() -> dict[str, frozenset[Moment]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil
 
+from some_roles import ACTOR, CRITIC
+
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.sampler.price import STARTING, EngineProcess, Sampler, rollout_price
 from plimsoll.sampler.vllm.config import vllm_of
@@ -26,7 +28,7 @@ QWEN = read_shape("Qwen/Qwen2.5-1.5B")
 PARAMETERS = 1_543_714_304
 NORMS = (2 * 28 + 1) * 1536
 MOMENTS = job_moments(
-    ("actor", "critic"), ("rollout", "score", "train_critic", "train_actor", "sync", "save")
+    (ACTOR, CRITIC), ("rollout", "score", "train_critic", "train_actor", "sync", "save")
 ) | {STARTING}
 TRAINING = Moment("train_actor", "step")
 SAMPLING = Moment("rollout", "generate")

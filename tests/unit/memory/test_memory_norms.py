@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from some_roles import ACTOR
 
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.timeline.items import Moment, Tensors, job_moments, state_items
@@ -59,10 +60,10 @@ def test_on_cpu_the_copies_are_the_host_s() -> None:
 
 
 def test_the_norm_is_taken_before_the_step() -> None:
-    moments = job_moments(("actor",), frozenset[Phase]({"train_actor"}))
+    moments = job_moments((ACTOR,), frozenset[Phase]({"train_actor"}))
     step = Tensors("buffers", "copy", "gradients", 10, 4, "", life="stepping")
     kept = (*norm_copies(COUNTS, SIZES, "cuda"), step)
-    items = state_items("actor", kept, "train_actor", moments)
+    items = state_items(ACTOR, kept, moments)
     held = {one.item.name: one.moments for one in items}
     assert held["norm of a gradient"] == {Moment("train_actor", "norm")}
     assert held["copy"] == {Moment("train_actor", "step")}

@@ -254,6 +254,6 @@ def test_groups_wait_with_the_loop_and_engines_work_while_the_ranks_train(
     if staleness:
         name, size, phases = held["groups that wait"]
         assert spec.sampling is not None and name == "controller"
-        longest = spec.longest_of("actor")[0]
+        longest = spec.longest_sequence(held_out=True)[0]
         assert size == (staleness + 1) * spec.sampling.sequences * longest * 26
         assert {"rollout", "train_actor", "sync"} <= phases

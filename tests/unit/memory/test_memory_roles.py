@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from decided import decided_role
+from some_roles import ACTOR, REFERENCE
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig, FrozenRole, ModelConfig, TrainedRole
+from plimsoll.config.rl import RlConfig
+from plimsoll.jobs import JOBS
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.plan import make_plan
+from plimsoll.memory.weigh import Ground
 from plimsoll.model.price.form import activation_form, adapter_tensors
 from plimsoll.resolve.decisions import Capability
+from plimsoll.resolve.roles import Role
+from plimsoll.resolve.run_spec import resolve
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.sync.price import CHECKSUM_BYTES, Sending
@@ -22,9 +31,12 @@ MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512
 LAYERS, HIDDEN, KV, INNER = 28, 3584, 512, 18944
 WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, loss_tokens=2048)
-MOMENTS = job_moments(("actor", "reference"), ("rollout", "score", "train_actor", "sync", "save"))
+MOMENTS = job_moments((ACTOR, REFERENCE), ("rollout", "score", "train_actor", "sync", "save"))
 
-REFERENCE = RoleWork("reference", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
+
+def reference(settings: FrozenRole) -> tuple[Allocation, ...]:
+    role = replace(REFERENCE, settings=settings)
+    return frozen_role(RoleWork(role, read_shape(MODEL), WORK, 8, "cuda", MOMENTS))
 
 
 MODEL_ON_CARD = {"path": MODEL, "dtype": "bfloat16", "attention": "varlen", "kernels": "own"}
@@ -33,8 +45,9 @@ MODEL_ON_CARD = {"path": MODEL, "dtype": "bfloat16", "attention": "varlen", "ker
 def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Allocation]:
     model = {"gradient_checkpointing": True} | settings.pop("model", {})
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD | model, **settings}))
-    own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
-    held = trained_role(role, own, "train_actor", sending=Sending("nccl", 2**28, 2**29))
+    learning = replace(ACTOR, settings=role)
+    own = RoleWork(learning, read_shape(MODEL), WORK, ranks, device, MOMENTS)
+    held = trained_role(own, sending=Sending("nccl", 2**28, 2**29))
     return {one.item.name: one for one in held}
 
 
@@ -47,9 +60,11 @@ def test_a_checkpoint_in_the_background_is_copied_whole(
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD, **settings}))
     shape = read_shape(MODEL)
     own = RoleWork(
-        *("actor", shape, "policy", WORK, 8, "cuda", MOMENTS), first=first, copies_states=True
+        *(replace(ACTOR, settings=role), shape, WORK, 8, "cuda", MOMENTS),
+        first=first,
+        copies_states=True,
     )
-    held = {one.item.name: one for one in trained_role(role, own, "train_actor")}
+    held = {one.item.name: one for one in trained_role(own)}
     assert ("checkpoint file" in held) == (not copied)
     if copied:
         copy = held["copy of a checkpoint"]
@@ -61,9 +76,10 @@ def test_masters_of_16_bits_are_copied_as_such() -> None:
     settings = {"zero": {"stage": 2, "state_dtype": "bfloat16"}}
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD, **settings}))
     own = RoleWork(
-        *("actor", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS), copies_states=True
+        *(replace(ACTOR, settings=role), read_shape(MODEL), WORK, 8, "cuda", MOMENTS),
+        copies_states=True,
     )
-    held = {one.item.name: one for one in trained_role(role, own, "train_actor")}
+    held = {one.item.name: one for one in trained_role(own)}
     masters = size(held, "bf16 masters")
     assert masters == 2 * PARAMETERS // 8
     assert size(held, "copy of a checkpoint") == masters + size(held, "moments")
@@ -206,7 +222,7 @@ def test_the_reference_stays_or_visits() -> None:
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
         role = FrozenRole.model_validate({"model": MODEL_ON_CARD, "zero": {"offload": offload}})
-        held = frozen_role(role, REFERENCE)
+        held = reference(role)
         step = Moment("train_actor", "step")
         sizes[offload] = Counter()
         for one in held:
@@ -220,7 +236,7 @@ def test_the_reference_stays_or_visits() -> None:
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
     role = FrozenRole.model_validate({"model": MODEL_ON_CARD, "zero": {"stage": 3}})
-    held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
+    held = {one.item.name: one for one in reference(role)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
 
@@ -243,3 +259,30 @@ def test_no_kernel_takes_bfloat16_before_ampere(
     for device, found in devices.items():
         form = activation_form(model, None, shape, "policy", device, False, False, capability)
         assert form.writes_scores is found
+
+
+def test_a_role_of_another_name_is_planned_as_it_says() -> None:
+    """No code knows the name: the ranks, the phases and the items follow from the role's fields."""
+    ppo = JOBS["ppo"]
+
+    def roles(config: RlConfig) -> list[Role]:
+        return [replace(r, name="safety") if r.part else r for r in ppo.roles(config)]
+
+    small = {"model": {"path": "Qwen/Qwen2.5-0.5B"}}
+    values: dict[str, object] = {
+        "run": {"directory": "runs/x", "steps": 5},
+        "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
+        "batch": {"prompts": 8, "micro_batch_tokens": 4096},
+        "actor": small,
+        "critic": small,
+        "reward_model": {"role": small},
+        "cluster": {"ranks": 2, "reward_ranks": 1, "hardware": "4xA100-80GB"},
+    }
+    spec = resolve(replace(ppo, roles=roles), RlConfig.model_validate(values))
+    assert [*spec.roles] == ["actor", "critic", "reference", "safety"]
+    assert spec.scorer_of("reward_model").name == "safety"
+    found = make_plan(spec, Ground(parse_cluster("4xA100-80GB", 1, 10**12)))
+    held = [{one.item.role for one in store.held} for store in found.devices]
+    [alone] = [owners for owners in held if "safety" in owners]
+    assert alone == {"safety", "process"}
+    assert {"actor", "critic", "reference", "process"} in held

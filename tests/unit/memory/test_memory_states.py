@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from some_roles import ACTOR, CRITIC, REFERENCE
 
 from plimsoll.timeline.items import (
     Moment,
     Tensors,
     job_moments,
-    lifetime,
+    lifetimes,
     pinned_block,
     state_items,
 )
@@ -21,7 +22,7 @@ from plimsoll.trainer.zero.settings import Counts, ZeroSizes
 from plimsoll.trainer.zero.states import zero_states
 
 MOMENTS = job_moments(
-    ("actor", "critic", "reference"),
+    (ACTOR, CRITIC, REFERENCE),
     ("rollout", "score", "train_critic", "train_actor", "sync", "save"),
 )
 SIZES = ZeroSizes(stage=2, ranks=1, accumulate=4, bucket=1000)
@@ -83,18 +84,18 @@ def test_what_is_widened_is_a_rank_s_share(stage: int, elements: int) -> None:
 def test_moments_come_with_the_first_step() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
     kept = zero_states(counts, SIZES, "cuda")
-    items = state_items("actor", kept, "train_actor", MOMENTS)
+    items = state_items(ACTOR, kept, MOMENTS)
     held = {one.item.name: one.moments for one in items}
     assert held["moments"] == {m for m in MOMENTS if m.phase != "load"}
     assert Moment("load", "build actor") in held["fp32 masters"]
     assert Moment("load", "read actor") not in held["fp32 masters"]
-    assert Moment("load", "read critic") in held["fp32 masters"]
+    assert Moment("load", "read critic", 1) in held["fp32 masters"]
 
 
 def test_gradients_exist_in_their_own_phase_only() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
     kept = zero_states(counts, SIZES, "cuda")
-    items = state_items("critic", kept, "train_critic", MOMENTS)
+    items = state_items(CRITIC, kept, MOMENTS)
     held = {one.item.name: one.moments for one in items}
     instants = ("forward_backward", "backward", "reduce", "norm", "step")
     own = {Moment("train_critic", i) for i in instants}
@@ -104,10 +105,10 @@ def test_gradients_exist_in_their_own_phase_only() -> None:
 
 
 def test_a_role_exists_while_later_ones_are_loaded_and_not_before() -> None:
-    critic = lifetime("always", "critic", "train_critic", MOMENTS)
+    critic = lifetimes(CRITIC, MOMENTS)["always"]
     assert Moment("load", "read actor") not in critic
-    assert Moment("load", "read critic") in critic
-    assert Moment("load", "build reference") in critic
+    assert Moment("load", "read critic", 1) in critic
+    assert Moment("load", "build reference", 2) in critic
 
 
 def test_only_what_is_trained_has_states() -> None:

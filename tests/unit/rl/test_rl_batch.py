@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster, Pending, group_of
 from plimsoll.config.rl import RlConfig
-from plimsoll.jobs.rl_loop import next_kl_coefficient
+from plimsoll.jobs.rl_loop import explained_variance, next_kl_coefficient, value_stream
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.resolve.run_spec import RunSpec
@@ -33,7 +33,6 @@ from plimsoll.rl.batch import (
     token_scores,
     zero_signal,
 )
-from plimsoll.rl.critic import explained_variance, value_stream
 from plimsoll.rl.layout import ColumnLayout
 from plimsoll.run.state import RunState
 
@@ -122,7 +121,8 @@ def scores_of(
     settings: RunSpec[RlConfig], cluster: PlainCluster, found: Sequence[Trajectory]
 ) -> tuple[Batch, Scores]:
     served = cast(Cluster, cluster)
-    critics = group_of(served, "critic").streams
+    critic = settings.roles.get("critic")
+    critics = (group_of(served, critic) if critic else served).streams
     batch = pack_batch(list(found), settings, cluster.streams, critics, step=1)
     return batch, score(batch, settings, served)
 

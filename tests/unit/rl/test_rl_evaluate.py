@@ -152,7 +152,7 @@ def test_sets_have_figures_by_name_and_means_over_all_sets() -> None:
     assert "eval/reward_low" not in found and "eval/hard/reward_low" in found
     asked_for = [(r.responses, r.sampling.max_new_tokens) for r in cluster.requests]
     assert asked_for == [(2, 7), (1, 900)]
-    longest, written = spec.longest_of("actor")
+    longest, written = spec.longest_sequence(held_out=True)
     assert longest == spec.data.max_tokens + 900
     assert written.split(", ")[-2:] == [
         "eval_sampling.max_new_tokens = 7",

@@ -24,7 +24,8 @@ def watched(calls: list[str]) -> Any:
 
 def shared(depth: str, placement: str = "shared") -> Any:
     rollout = SimpleNamespace(placement=placement, staleness=0)
-    return SimpleNamespace(config=SimpleNamespace(rollout=rollout), rank_sleep=depth)
+    config, roles = SimpleNamespace(rollout=rollout), {"actor": SimpleNamespace(sends=True)}
+    return SimpleNamespace(config=config, roles=roles, rank_sleep=depth)
 
 
 @pytest.mark.parametrize(

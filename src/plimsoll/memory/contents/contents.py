@@ -9,7 +9,7 @@ from itertools import compress
 from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import RANK_NAMES, Device
-from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.environment.price import episodes_at_once
 from plimsoll.environment.price import process_items as environment_processes
@@ -19,7 +19,7 @@ from plimsoll.memory.contents.overheads import Constants, constant_item, process
 from plimsoll.model.price.form import TeacherHead, adapter_parameters
 from plimsoll.resolve.decisions import Capability
 from plimsoll.resolve.job import Workload
-from plimsoll.resolve.roles import RoleName
+from plimsoll.resolve.roles import Role, RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.references import process_items as reward_processes
 from plimsoll.sampler.price import (
@@ -35,7 +35,7 @@ from plimsoll.sampler.price import (
 from plimsoll.shapes.known_models import find_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.sync.price import Sending
-from plimsoll.timeline.items import Allocation, Item, Moment, TrainPhase, job_moments, states_asleep
+from plimsoll.timeline.items import Allocation, Item, Moment, job_moments, states_asleep
 from plimsoll.trainer.price import RoleWork, frozen_role, teacher_items, trained_role, trainer_price
 
 _SCORING = Moment("score", "forward")
@@ -80,7 +80,8 @@ class PlannedJob:
     @cached_property
     def policy(self) -> ModelShape:
         """The shape of the model that engines sample with; there may be no rank that holds it."""
-        return self.shapes.get("actor") or find_shape(self.spec.actor.model.path)
+        senders = (self.shapes[name] for name, role in self.spec.roles.items() if role.sends)
+        return next(senders, None) or find_shape(self.spec.actor.model.path)
 
     @property
     def sampler(self) -> Sampler | None:
@@ -135,7 +136,7 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Pl
     layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
     read = {path: find_shape(path) for path in dict.fromkeys(m.path for m in spec.models.values())}
     shapes = {name: read[model.path] for name, model in spec.models.items()}
-    moments = job_moments(tuple(shapes), spec.phases)
+    moments = job_moments([spec.roles[name] for name in shapes], spec.phases)
     if not spec.run.save_model:
         moments -= {_SAVING}
     if not spec.run.keep_checkpoints:
@@ -216,7 +217,8 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     if job.spec.run.mirror is not None and process.kind in ("local", "controller"):
         yield Allocation(_UPLOADS, job.computing)
     if process.kind == "controller" and sampler is not None and job.spec.sampling is not None:
-        sequences, longest = job.spec.sampling.sequences, job.spec.longest_of("actor")[0]
+        longest, _ = job.spec.longest_sequence(held_out=True)
+        sequences = job.spec.sampling.sequences
         if (waiting := waiting_item(sampler.rollout, sequences, longest)) is not None:
             yield Allocation(waiting, job.computing)
     sending = job.sending if process.kind == "ray" else None
@@ -292,35 +294,30 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
 
     `first` says whether this rank collects the actor's weights before they are sent or saved.
     """
-    spec, shape, ranks = job.spec, job.shapes[name], job.spec.ranks_of(name)
+    spec, role, ranks = job.spec, job.spec.roles[name], job.spec.ranks_of(name)
     sampling = spec.sampling
     work = RoleWork(
-        name=name,
-        shape=shape,
-        head=spec.roles[name].head,
+        role=role,
+        shape=job.shapes[name],
         work=micro_batch(spec.workload, ranks),
         ranks=ranks,
         device=job.device,
         moments=job.moments,
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
-        first=first or name != "actor",  # only the actor's weights are sent and saved
-        scores=name != "actor" or spec.actor_scores,
+        first=first or not role.sends,
+        scores=spec.actor_scores if role.sends else True,
         rank_sleep=spec.rank_sleep if job.device == "cuda" else "none",
         copies_states=spec.run.copies_states,
     )
-    if frozen := spec.frozen.get(name):
-        held = frozen_role(frozen, work)
-        return (*held, *_distillation(job, frozen)) if work.head == "states" else held
-    role = spec.trained[name]
-    phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
+    if role.frozen:
+        held = frozen_role(work)
+        return (*held, *_distillation(job, role)) if role.head == "states" else held
     return trained_role(
-        role,
         work,
-        phase,
         entropy=sampling is not None,
-        sending=job.sending if name == "actor" else None,
-        teacher=_teacher_head(job) if name == "actor" else None,
+        sending=job.sending if role.sends else None,
+        teacher=_teacher_head(job) if role.sends else None,
     )
 
 
@@ -369,22 +366,24 @@ def micro_batch(work: Workload, ranks: int) -> MicroBatch:
     return MicroBatch(tokens, sequences, min(work.longest, tokens), loss_tokens, shared)
 
 
-def _distillation(job: PlannedJob, teacher: FrozenRole) -> Iterator[Allocation]:
-    ranks = job.spec.ranks_of("teacher")
+def _distillation(job: PlannedJob, teacher: Role) -> Iterator[Allocation]:
+    settings, learns = teacher.frozen, job.spec.sender.trains
+    ranks, shape = job.spec.ranks_of(teacher.name), job.shapes[teacher.name]
+    assert settings is not None and learns is not None
     tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
-    shape = job.shapes["teacher"]
-    has_head = trainer_price(teacher).has_head(teacher, ranks, job.device)
+    has_head = trainer_price(settings).has_head(settings, ranks, job.device)
     pinned = min(tokens, job.spec.workload.budget) if job.device == "cuda" else 0
-    return teacher_items(teacher, shape, tokens, job.moments, has_head=has_head, pinned=pinned)
+    where = shape, tokens, job.moments
+    return teacher_items(teacher, learns, *where, has_head=has_head, pinned=pinned)
 
 
 def _teacher_head(job: PlannedJob) -> TeacherHead | None:
     """Return the head of a teacher from whose whole distributions the actor learns, or None."""
-    teacher = job.spec.roles.get("teacher")
-    if teacher is None or teacher.head != "states":
-        return None
-    element, chunk = teacher.model.element, job.spec.actor.model.head_chunk
-    return TeacherHead(chunk, job.shapes["teacher"].hidden, element)
+    for teacher in job.spec.roles.values():
+        if teacher.head == "states":
+            element, chunk = teacher.model.element, job.spec.actor.model.head_chunk
+            return TeacherHead(chunk, job.shapes[teacher.name].hidden, element)
+    return None
 
 
 def _engine(job: PlannedJob, process: Process) -> Iterator[Allocation]:

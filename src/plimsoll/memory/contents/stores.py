@@ -14,10 +14,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal
 
-from plimsoll.config.engine import TrainedRole
 from plimsoll.memory.contents.contents import PlannedJob, contents_of
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.model.price.form import trained_parameters
+from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import PHASES, Phase, RunSpec
 from plimsoll.run.readings import Footprint, Footprints
 from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment, Where
@@ -313,41 +313,38 @@ def disk_items(job: PlannedJob) -> tuple[Item, ...]:
     if not roles:
         return ()
     count = run.keep_checkpoints and run.keep_checkpoints + 1 + (run.best is not None)
-    saved = _parameters(job)
-    element, parameters = roles["actor"].model.element, saved["actor"]
+    sender = job.spec.sender
+    element, parameters = sender.model.element, _parameters(job, sender.name)
     words = f"{element} bytes x {parameters:,} parameters"
-    model = _item("actor", "final model", element * parameters, words)
-    checkpoints = [_checkpoints(name, role, saved[name], count) for name, role in roles.items()]
+    model = _item(sender.name, "final model", element * parameters, words)
+    checkpoints = [_checkpoints(job, name, count) for name in roles]
     written = [*checkpoints * (count > 0), *[model] * run.save_model]
     return (*written, *_reference_logprobs(job.spec))
 
 
 def checkpoint_bytes(job: PlannedJob) -> int:
     """Return the bytes of one checkpoint of all trained roles."""
-    parameters, roles = _parameters(job), job.spec.trained
-    return sum(_checkpoints(name, role, parameters[name], 1).bytes for name, role in roles.items())
+    return sum(_checkpoints(job, name, 1).bytes for name in job.spec.trained)
 
 
-def _parameters(job: PlannedJob) -> dict[str, int]:
-    """Return the number of trained parameters of each role that learns."""
-    return {
-        name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)
-        for name, role in job.spec.trained.items()
-    }
+def _parameters(job: PlannedJob, name: RoleName) -> int:
+    """Return the number of trained parameters of a role that learns."""
+    role, shape = job.spec.trained[name], job.shapes[name]
+    return trained_parameters(role, shape, job.spec.roles[name].head)
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
-    """Yield an item with the most bytes that the stored log-probs of the reference take.
+    """Yield an item with the most bytes that the stored log-probs of an early role take.
 
     Rows that come several times are counted each time. KTO scores each prompt with two responses.
     Nothing is yielded for a run in epochs: its steps are unknown before its rows are read.
     """
-    steps = spec.known_steps
-    if spec.precomputes and steps is not None:
-        work = spec.workload
+    steps, work = spec.known_steps, spec.workload
+    role = next((role for role in spec.roles.values() if role.early), None)
+    if role is not None and steps is not None:
         rows = work.scored_with * steps * work.sequences
         yield Item(
-            "reference",
+            role.name,
             "frozen models",
             "log-probs",
             "disk",
@@ -358,11 +355,12 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
         )
 
 
-def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
+def _checkpoints(job: PlannedJob, name: RoleName, count: int) -> Item:
     """Return the item of a role's checkpoints: masters, moments, and a moving average.
 
     The weights are not saved, because they are the rounded masters.
     """
+    role, parameters = job.spec.trained[name], _parameters(job, name)
     saved = trainer_price(role).saved(role)
     return _item(
         name,

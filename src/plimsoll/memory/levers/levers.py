@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any
 
 import plimsoll.sampler.levers as rollout
-from plimsoll.config.cluster import RANK_KEYS, NodeGroup, RankKind
+from plimsoll.config.cluster import MAIN_RANKS, RANK_KEYS, NodeGroup, RankKind
 from plimsoll.config.engines import ROLLOUT_ENGINES, TRAINER_ENGINES, folder_value
 from plimsoll.config.problems import UNPLACED, UNSTARTED
 from plimsoll.memory.levers.trials import Change, apply_changes, changes_between, value_at
 from plimsoll.resolve.decisions import fast_dtype
-from plimsoll.resolve.roles import RoleName, role_kind
+from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import KINDS, Kind
 from plimsoll.timeline.levers import Lever, LeverValue, Move, Relief, Situation, halves, has_cards
@@ -298,8 +298,9 @@ def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
 
 def _could_part(kind: RankKind, spec: RunSpec[Any]) -> bool:
     """Return whether the roles of a kind could have ranks beside those of the actor."""
-    kinds = {role_kind(name) for name in spec.roles}
-    return kind != "actor" and {kind, "actor"} <= kinds and spec.cluster.where == "ray"
+    groups = {role.group for role in spec.roles.values()}
+    is_other = kind != MAIN_RANKS and {kind, MAIN_RANKS} <= groups
+    return is_other and spec.cluster.where == "ray"
 
 
 _ANY = Relief(KINDS)

@@ -20,7 +20,7 @@ from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Use, likely_worst
 from plimsoll.memory.rules import idle_ranks
 from plimsoll.memory.weigh import Ground, Plan, weigh
-from plimsoll.resolve.roles import Role, is_role
+from plimsoll.resolve.roles import Role
 from plimsoll.resolve.rules.settings import check_agreement
 from plimsoll.resolve.run_spec import Phase, RunSpec, resolve
 from plimsoll.timeline.items import Item, Kind, Where
@@ -163,7 +163,8 @@ class Trial:
     def situation(self) -> Situation:
         """The run on its machines, for levers."""
         job, plan = self.plan.job, self.plan
-        ranks = [s for s in plan.devices if any(is_role(held.item.role) for held in s.held)]
+        roles = job.spec.roles
+        ranks = [s for s in plan.devices if any(held.item.role in roles for held in s.held)]
         caches = [store for store in plan.hosts if any(held.item.cache for held in store.held)]
         beside = [_room(store, plan.band, lambda item: item.role == "rollout") for store in ranks]
         beside += [_room(store, plan.band, lambda item: item.cache) for store in caches]

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from plimsoll.config.data import EvalSource, set_name
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
-from plimsoll.config.rl import REWARD_MODEL, RlConfig
+from plimsoll.config.rl import REWARD_MODEL, RlConfig, scoring_key
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.resolve.choices import advantage_needs
 from plimsoll.resolve.decisions import sync_route
@@ -246,7 +246,7 @@ def _rewards(config: RlConfig, *, teaches: bool = True) -> Iterator[Problem]:
 def _scoring_models(config: RlConfig) -> Iterator[Problem]:
     """Yield a problem for each setting of a reward model that nothing would read."""
     for name, model in config.scoring_models.items():
-        key = name if name == REWARD_MODEL else f"reward_models.{name}"
+        key = scoring_key(name)
         at = Section(key, model)
         if model.tokenizer == "own":
             continue

@@ -12,7 +12,6 @@ from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.resolve.engine_rules import all_rules
-from plimsoll.resolve.roles import role_kind
 from plimsoll.resolve.rules.training import (
     check_adapter,
     check_evaluations,
@@ -47,14 +46,14 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _own_ranks(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield a problem for each group of ranks that would have no role, the actor's included."""
-    at, kinds = Section("cluster", spec.cluster), [*map(role_kind, spec.roles)]
-    if "critic" in spec.cluster.own_ranks and "critic" not in kinds:
+    at, groups = Section("cluster", spec.cluster), {role.group for role in spec.roles.values()}
+    if "critic" in spec.cluster.own_ranks and "critic" not in groups:
         why = "This job trains no critic."
         yield at.conflict("critic_ranks", why, "leave cluster.critic_ranks out", "critic-ranks")
-    if "reward" in spec.cluster.own_ranks and "reward" not in kinds:
+    if "reward" in spec.cluster.own_ranks and "reward" not in groups:
         why = "No reward model scores responses in this run."
         yield at.conflict("reward_ranks", why, "leave cluster.reward_ranks out", "reward-ranks")
-    elif "reward" in spec.cluster.own_ranks and {*kinds} == {"reward"}:
+    elif "reward" in spec.cluster.own_ranks and groups == {"reward"}:
         count = spec.cluster.reward_ranks
         why = "Reward models are the only models here, so cluster.ranks are theirs alone."
         fix = f"cluster.ranks: {count}, and leave cluster.reward_ranks out"
@@ -167,8 +166,8 @@ def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
         if steps is not None:
             steps = max(0, steps - spec.roles[name].begins) * spec.workload.updates
         yield from check_adapter(name, role)
-        reference = spec.roles.get("reference") if name == "actor" else None
-        if reference and not reference.given and role.adapter and role.adapter.path:
+        begins = spec.roles[name].sends and any(not r.given for r in spec.roles.values())
+        if begins and role.adapter and role.adapter.path:
             why = (
                 "The reference would be the model without any adapter, not the actor as it begins."
             )

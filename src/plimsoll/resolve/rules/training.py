@@ -97,7 +97,7 @@ def check_length(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Yield problems of `run.best`, and of the critic's moving average."""
+    """Yield problems of `run.best`, and of moving averages of roles that become no final model."""
     at, best = Section("", spec.config), spec.run.best
     if best is not None and spec.run.eval_every is None:
         why = "Nothing is evaluated: run.eval_every is not given."
@@ -109,11 +109,11 @@ def check_evaluations(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.conflict("run.best", why, fix, "best-without-checkpoints")
     if best is not None and not spec.evaluation.more:
         yield from _best(Section("run.best", best), best, spec.evaluation)
-    critic = spec.trained.get("critic")
-    if critic is not None and critic.ema is not None:
-        why = "The average is for the final model, and the critic is not written as one."
-        fix = "actor.ema, or leave critic.ema out"
-        yield at.conflict("critic.ema", why, fix, "critic-ema")
+    for name, role in spec.trained.items():
+        if role.ema is not None and not spec.roles[name].sends:
+            why = f"The average is for the final model, and the {name} is not written as one."
+            fix = f"{spec.sender.name}.ema, or leave {name}.ema out"
+            yield at.conflict(f"{name}.ema", why, fix, "critic-ema")
 
 
 def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Problem]:

@@ -64,14 +64,14 @@ def _trained_tensors(role: TrainedRole, work: RoleWork, sending: Sending | None)
     shape, device = work.shape, work.device
     settings: Any = deepspeed_settings(role, device, work.ranks)
     sizes = zero_sizes(settings, work.ranks)
-    counts, adapted = trained_counts(role, shape, work.head, sizes), role.adapter is not None
+    counts, adapted = trained_counts(role, shape, work.role.head, sizes), role.adapter is not None
     tensors = [*zero_states(counts, sizes, device)]
     tensors += _average_and_buffers(counts, sizes, role, work)
     tensors += norm_copies(counts, sizes, device)
     if device == "cpu":
         tensors += cpu_copies(counts, sizes, role.optimizer)
     tensors += loading_tensors(shape, counts.element, counts.quantized, device)
-    if work.name == "actor":
+    if work.role.sends:
         trained = counts.trained * counts.element
         every = trained + counts.frozen * counts.element + counts.quantized // 2
         saved, gathers = trained if adapted else every, sizes.stage == 3 and sizes.ranks > 1
@@ -117,7 +117,7 @@ def _frozen_tensors(role: FrozenRole, work: RoleWork) -> tuple[Tensors, ...]:
     if _frozen_settings(role).stage == 3:
         settings: Any = frozen_settings(role, device, work.ranks)
         sizes = zero_sizes(settings, work.ranks)
-    counts = frozen_counts(role.model, shape, work.head, sizes)
+    counts = frozen_counts(role.model, shape, work.role.head, sizes)
     if sizes is _WHOLE:
         tensors = [*_whole_model(role, counts, work)]
     else:
@@ -141,7 +141,7 @@ def _whole_model(role: FrozenRole, counts: Counts, work: RoleWork) -> Iterator[T
     yield from (replace(tensor, life="scoring") for tensor in copies)
     source = "trainer/zero/frozen.py: each parameter pinned by itself"
     host = Tensors("weights", "weights in host memory", "parameters", 0, counts.element, source)
-    for tensors in parameter_tensors(work.shape, work.head == "value"):
+    for tensors in parameter_tensors(work.shape, work.role.head == "value"):
         yield replace(host, elements=tensors.parameters, where="host", pinned=tensors.elements)
 
 
@@ -173,7 +173,7 @@ def with_sleep(
 ) -> Iterator[Tensors]:
     """Yield a role's tensors, without those asleep while they sleep, and their copies."""
     states = states_asleep(work.rank_sleep)
-    weights = weights_asleep(work.rank_sleep, work.name)
+    weights = weights_asleep(work.rank_sleep, work.role)
     pieces = _pieces(sizes, role, work)
     for tensor in tensors:
         asleep = weights if tensor.kind == "weights" else states
@@ -203,7 +203,7 @@ def _pieces(sizes: ZeroSizes, role: TrainedRole | FrozenRole, work: RoleWork) ->
     shape, in_4_bits = work.shape, role.model.quantization == "nf4"
     every = [
         (tensors.elements, tensors.parameters // tensors.elements)
-        for tensors in parameter_tensors(shape, work.head == "value")
+        for tensors in parameter_tensors(shape, work.role.head == "value")
     ]
     linears = [
         (linear.inputs * linear.outputs, linear.count)

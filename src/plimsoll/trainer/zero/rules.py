@@ -188,7 +188,7 @@ def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
     """
     trained = _trained_roles(spec).items()
     at_3 = {name: (role, zero) for name, (role, zero) in trained if zero.stage == 3}
-    if len(at_3) < 2 or "critic" in spec.cluster.own_ranks:
+    if len(at_3) == len({spec.rank_kind_of(name) for name in at_3}):
         return
     for name, (role, zero) in at_3.items():
         if zero.hpz_partition_size > 1:
