@@ -234,12 +234,14 @@ def _describe(value: object) -> str:
 
 
 def _tensors(*values: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors among values and, recursively, in their fields."""
+    """Yield the tensors among values and, recursively, in their fields and columns."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif is_dataclass(value):
             yield from _tensors(*(getattr(value, field.name) for field in fields(value)))
+        elif isinstance(value, Mapping):
+            yield from _tensors(*value.values())
 
 
 def _versions(inputs: tuple[object, ...]) -> list[int]:

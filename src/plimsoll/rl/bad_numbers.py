@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from plimsoll.records import Floats, Trajectory
-from plimsoll.rl.batch import Batch, Learnables, Scores
+from plimsoll.records import SAMPLED, Floats, TokenColumns, Trajectory
+from plimsoll.rl.batch import Batch
 from plimsoll.run.bad_steps import BadNumbers
 from plimsoll.run.numbers import first_of
 
@@ -23,38 +23,24 @@ def check_rewards(trajectories: Sequence[Trajectory]) -> None:
         ]
         for name in names
     }
-    rewards["the rewards of tokens"] = [
-        np.zeros(0) if t.token_rewards is None else t.token_rewards for t in trajectories
-    ]
-    rewards["the sampler's log-probs"] = [
-        np.concatenate([branch.sampler_logprobs for branch in t.branches]) for t in trajectories
-    ]
+    none = np.zeros(0)
+    for column in SAMPLED:
+        rewards[column.what] = [
+            np.concatenate([branch.columns.get(column, none) for branch in t.branches])
+            for t in trajectories
+        ]
     _raise(
         figure for name, arrays in rewards.items() for figure in _bad(name, arrays, trajectories)
     )
 
 
-def check_scores(batch: Batch, scores: Scores) -> None:
-    """Raise BadNumbers if a log-prob or a value that the run's models gave is not finite."""
-    columns = {
-        "the actor's log-probs": scores.old_L,
-        "the reference's log-probs": scores.reference_L,
-        "the critic's values": scores.values_L,
-        "the teacher's log-probs": scores.teacher_L,
-    }
-    _raise(_bad_columns(batch, columns))
-
-
-def check_learnables(batch: Batch, learnables: Learnables) -> None:
-    """Raise BadNumbers if an advantage or a return is not finite."""
-    columns = {"the advantages": learnables.advantages_L, "the returns": learnables.returns_L}
-    _raise(_bad_columns(batch, columns))
-
-
-def _bad_columns(batch: Batch, columns: dict[str, Floats | None]) -> Iterator[str]:
-    for name, column_L in columns.items():
-        if column_L is not None:
-            yield from _bad(name, batch.layout.by_trajectory(column_L), batch.trajectories)
+def check_columns(batch: Batch, columns: TokenColumns) -> None:
+    """Raise BadNumbers if a number in a batch's columns is not finite."""
+    _raise(
+        figure
+        for column, column_L in columns.items()
+        for figure in _bad(column.what, batch.layout.by_trajectory(column_L), batch.trajectories)
+    )
 
 
 def _bad(name: str, arrays: Sequence[Floats], trajectories: Sequence[Trajectory]) -> Iterator[str]:

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
@@ -21,7 +22,24 @@ from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.cluster.protocol import Cluster, Group, group_of
 from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
-from plimsoll.records import Floats, Ints, Pack, Trajectory
+from plimsoll.records import (
+    ADVANTAGES,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    SAMPLED,
+    SAMPLER_LOGPROBS,
+    TEACHER_LOGPROBS,
+    TOKEN_REWARDS,
+    TRAINER_LOGPROBS,
+    VALUES,
+    BatchColumns,
+    Bools,
+    Column,
+    Floats,
+    Ints,
+    TokenColumns,
+    Trajectory,
+)
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
@@ -29,14 +47,10 @@ from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
 from plimsoll.run.gaming import gaming_figures
 from plimsoll.run.health import repeating
 from plimsoll.run.numbers import mean
-from plimsoll.run.trajectories import TokenScores
 from plimsoll.sampler.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.train.session import mean_metrics
 from plimsoll.train.update import OptimizerStep, update
-from plimsoll.trainer.objectives import PolicyStream
 from plimsoll.trainer.worker import Worker
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -71,43 +85,9 @@ def token_count(episodes: Sequence[Trajectory]) -> int:
     return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Log-probs (nats) and values of a batch's learned tokens, before the batch trains a model.
-
-    Attributes:
-        sampler_L: the sampler's log-probs.
-        old_L: the actor's log-probs by the trainer; None in a step with a single update, where the
-            policy that learns still is the old policy (see `RunSpec.scores_before_learning`).
-        reference_L: the reference's log-probs; None without a reference.
-        values_L: the critic's values; None without a critic.
-        teacher_L: the teacher's log-probs; None without a teacher, or if the actor learns from its
-            whole distributions.
-    """
-
-    sampler_L: Floats
-    old_L: Floats | None
-    reference_L: Floats | None
-    values_L: Floats | None
-    teacher_L: Floats | None = None
-
-    @property
-    def policy_L(self) -> Floats:
-        """The old policy's log-probs: the trainer's if it scored them, else the sampler's."""
-        return self.sampler_L if self.old_L is None else self.old_L
-
-
-@dataclass(frozen=True)
-class Learnables:
-    """What the losses learn from, for each learned token.
-
-    Attributes:
-        advantages_L: the advantages, for the policy loss.
-        returns_L: the returns, the targets of the value loss; None without a critic.
-    """
-
-    advantages_L: Floats
-    returns_L: Floats | None
+def policy_logprobs(columns: TokenColumns) -> Floats:
+    """Return the old policy's log-probs: the trainer's if it scored them, else the sampler's."""
+    return columns.get(TRAINER_LOGPROBS, columns[SAMPLER_LOGPROBS])
 
 
 def pack_batch(
@@ -152,8 +132,7 @@ def masked(episodes: list[Trajectory], algorithm: RlAlgorithm) -> list[Trajector
 
 def _unlearned(episode: Trajectory) -> Trajectory:
     """Return an episode of which no token is learned."""
-    branches = [replace(t, loss_mask=np.zeros_like(t.loss_mask)) for t in episode.branches]
-    return replace(branches[-1], earlier=tuple(branches[:-1]))
+    return episode.change_branches(lambda t: replace(t, loss_mask=np.zeros_like(t.loss_mask)))
 
 
 def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
@@ -169,10 +148,9 @@ def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
     ]
 
 
-def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
-    """Return the log-probs and values that the run's roles compute for the batch."""
+def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> dict[Column, NDArray[Any]]:
+    """Return the sampled columns that losses need, and those that the run's roles compute."""
     layout, critics = batch.layout, batch.critic_layout
-    values_L = None
 
     def log_probs(role: RoleName) -> Floats:
         return layout.score(cluster, Worker.log_probs, role)
@@ -182,16 +160,18 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
         [mini] = layout.minis
         packs = cluster.shortages.split("actor", mini.packs, unit=1)
         cluster.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
+    learned = [column for column in SAMPLED if column.in_policy_loss]
+    columns = layout.columns_of(batch.trajectories, learned)
     if "critic" in spec.roles:
         scored_L = critics.score(group_of(cluster, "critic"), Worker.values, "critic")
-        values_L = critics.move_to(scored_L, layout)
-    return Scores(
-        sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
-        old_L=log_probs("actor") if spec.scores_before_learning else None,
-        reference_L=log_probs("reference") if "reference" in spec.roles else None,
-        values_L=values_L,
-        teacher_L=log_probs("teacher") if teacher and teacher.head == "policy" else None,
-    )
+        columns[VALUES] = critics.move_to(scored_L, layout)
+    if spec.scores_before_learning:
+        columns[TRAINER_LOGPROBS] = log_probs("actor")
+    if "reference" in spec.roles:
+        columns[REFERENCE_LOGPROBS] = log_probs("reference")
+    if teacher and teacher.head == "policy":
+        columns[TEACHER_LOGPROBS] = log_probs("teacher")
+    return columns
 
 
 def train_on(
@@ -200,7 +180,7 @@ def train_on(
     role: RoleName,
     group: Group,
     epochs: int,
-    step: Callable[[MiniBatch], OptimizerStep[S]],
+    step: Callable[[MiniBatch], OptimizerStep],
     rate: Callable[[int], float],
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of the updates' metrics.
@@ -214,12 +194,12 @@ def train_on(
 
 def estimate_advantages(
     batch: Batch,
-    scores: Scores,
+    scores: TokenColumns,
     algorithm: RlAlgorithm,
     kl_coefficient: float,
     greedy: Mapping[int, float],
-) -> Learnables:
-    """Return the advantages (and returns) that the configured estimator gives for the batch.
+) -> dict[Column, NDArray[Any]]:
+    """Return the columns of advantages (and returns), by the configured estimator.
 
     The estimator gets each episode as one sequence, which joins the episode's branches. With a
     teacher's log-probs, distill_weight * (teacher - policy) of the sampled token is added: the
@@ -236,7 +216,7 @@ def estimate_advantages(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
         shaping_L=(
-            torch.zeros(len(scores.sampler_L))
+            torch.zeros(len(scores[SAMPLER_LOGPROBS]))
             if kl_L is None
             else -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
         ),
@@ -246,8 +226,8 @@ def estimate_advantages(
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
     }
-    if scores.values_L is not None:
-        given["values_L"] = torch.from_numpy(layout.move_to(scores.values_L, whole))
+    if VALUES in scores:
+        given["values_L"] = torch.from_numpy(layout.move_to(scores[VALUES], whole))
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
@@ -261,14 +241,13 @@ def estimate_advantages(
     def back(column_L: torch.Tensor) -> Floats:
         return whole.move_to(column_L.float().numpy(), layout)
 
-    advantages_L = back(estimates.advantages_L)
-    if scores.teacher_L is not None:
-        of_teacher_L = algorithm.distill_weight * (scores.teacher_L - scores.policy_L)
-        advantages_L = advantages_L + of_teacher_L
-    return Learnables(
-        advantages_L=advantages_L,
-        returns_L=None if estimates.returns_L is None else back(estimates.returns_L),
-    )
+    estimated = {ADVANTAGES: back(estimates.advantages_L)}
+    if TEACHER_LOGPROBS in scores:
+        ahead_L = scores[TEACHER_LOGPROBS] - policy_logprobs(scores)
+        estimated[ADVANTAGES] = estimated[ADVANTAGES] + algorithm.distill_weight * ahead_L
+    if estimates.returns_L is not None:
+        estimated[RETURNS] = back(estimates.returns_L)
+    return estimated
 
 
 def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
@@ -290,9 +269,8 @@ def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
 
 def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
     """Return environments' rewards of single tokens in the order of `whole`; None if none exist."""
-    trajectories = batch.trajectories
-    rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
-    return torch.from_numpy(whole.column(rewards)) if rewards else None
+    found = whole.columns_of(batch.trajectories, [TOKEN_REWARDS])
+    return torch.from_numpy(found[TOKEN_REWARDS]) if found else None
 
 
 def turn_numbers(episode: Trajectory) -> list[Ints]:
@@ -307,10 +285,11 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
     return by_branch
 
 
-def _kl_of_rewards(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
-    if scores.reference_L is None or algorithm.kl is None or algorithm.kl.place != "reward":
+def _kl_of_rewards(scores: TokenColumns, algorithm: RlAlgorithm) -> Floats | None:
+    if REFERENCE_LOGPROBS not in scores or algorithm.kl is None or algorithm.kl.place != "reward":
         return None
-    policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
+    policy_L = torch.from_numpy(policy_logprobs(scores))
+    reference_L = torch.from_numpy(scores[REFERENCE_LOGPROBS])
     kl_L: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
     return kl_L
 
@@ -333,34 +312,25 @@ def policy_terms(algorithm: RlAlgorithm, longest: int, kl_coefficient: float) ->
     )
 
 
-def policy_stream(
-    batch: Batch, scores: Scores, advantages_L: Floats, kl_loss: bool
-) -> Callable[[Pack], PolicyStream]:
-    """Return a function of a pack that gives the policy loss's columns for its learned tokens.
-
-    The reference's log-probs are None unless `kl_loss` is set.
-    """
-
-    def part_of(column_L: Floats | None, pack: Pack) -> Floats | None:
-        return None if column_L is None else batch.layout.of_pack(column_L, pack)
-
-    return lambda pack: PolicyStream(
-        advantages_L=batch.layout.of_pack(advantages_L, pack),
-        sampler_logprobs_L=batch.layout.of_pack(scores.sampler_L, pack),
-        old_logprobs_L=part_of(scores.old_L, pack),
-        reference_logprobs_L=part_of(scores.reference_L if kl_loss else None, pack),
-    )
+def policy_columns(batch: Batch, columns: TokenColumns, kl_loss: bool) -> BatchColumns:
+    """Return the columns of the policy loss; the reference's log-probs only if `kl_loss` is set."""
+    return {
+        column: batch.layout.by_sequence(column_L)
+        for column, column_L in columns.items()
+        if column.in_policy_loss and (kl_loss or column != REFERENCE_LOGPROBS)
+    }
 
 
-def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
+def batch_metrics(batch: Batch, scores: TokenColumns, kl_coefficient: float) -> dict[str, float]:
     """Return `trajectory_metrics`, and how far the policy is from a reference and a teacher.
 
     `teacher_divergence` is the mean over tokens of log policy - log teacher (nats).
     """
     metrics = trajectory_metrics(batch.episodes)
-    if scores.teacher_L is not None:
-        metrics["teacher_divergence"] = float(np.mean(scores.policy_L - scores.teacher_L))
-    if scores.reference_L is not None:
+    if TEACHER_LOGPROBS in scores:
+        behind_L = policy_logprobs(scores) - scores[TEACHER_LOGPROBS]
+        metrics["teacher_divergence"] = float(np.mean(behind_L))
+    if REFERENCE_LOGPROBS in scores:
         metrics |= {
             "kl": observed_kl(batch, scores),
             "kl_per_token": observed_kl_per_token(batch, scores),
@@ -437,13 +407,13 @@ def zero_signal(trajectories: list[Trajectory]) -> float:
     return fmean(len(group) > 1 and min(group) == max(group) for group in rewards.values())
 
 
-def observed_kl(batch: Batch, scores: Scores) -> float:
+def observed_kl(batch: Batch, scores: TokenColumns) -> float:
     """Return the mean KL per response from the reference (k1 summed over tokens), nats."""
     gaps = _gaps(batch, scores)
     return math.fsum(float(gaps_L.sum()) for gaps_L in gaps) / len(batch.episodes)
 
 
-def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
+def observed_kl_per_token(batch: Batch, scores: TokenColumns) -> float:
     """Return the mean over responses of the mean KL of their tokens from the reference (k1), nats.
 
     Responses without learned tokens do not count.
@@ -455,34 +425,28 @@ def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
     return fmean([float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L)] or [0.0])
 
 
-def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
-    assert scores.reference_L is not None
-    return batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
+def _gaps(batch: Batch, scores: TokenColumns) -> list[Floats]:
+    return batch.layout.by_trajectory(policy_logprobs(scores) - scores[REFERENCE_LOGPROBS])
 
 
-def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
-    """Return the numbers of each branch's response tokens, to be written.
+def with_columns(
+    episodes: Sequence[Trajectory], batch: Batch, columns: TokenColumns
+) -> list[Trajectory]:
+    """Return a batch's episodes with columns of its learned tokens; other tokens have 0 there."""
+    by_trajectory = {c: batch.layout.by_trajectory(column_L) for c, column_L in columns.items()}
+    numbers = iter(range(len(batch.trajectories)))
 
-    Tokens that are not learned get 0.
-    """
+    def add(branch: Trajectory) -> Trajectory:
+        number = next(numbers)
+        learned = batch.trajectories[number].loss_mask
+        return branch.add_columns(
+            {c: _spread(learned, arrays[number]) for c, arrays in by_trajectory.items()}
+        )
 
-    def of_responses(column_L: Floats | None) -> list[Floats] | None:
-        if column_L is None:
-            return None
-        by_trajectory = batch.layout.by_trajectory(column_L)
-        return [_spread(t, x) for t, x in zip(batch.trajectories, by_trajectory, strict=True)]
-
-    return TokenScores(
-        advantages=of_responses(learnables.advantages_L),
-        trainer_logprobs=of_responses(scores.old_L),
-        reference_logprobs=of_responses(scores.reference_L),
-        values=of_responses(scores.values_L),
-        teacher_logprobs=of_responses(scores.teacher_L),
-        returns=of_responses(learnables.returns_L),
-    )
+    return [episode.change_branches(add) for episode in episodes]
 
 
-def _spread(trajectory: Trajectory, learned: Floats) -> Floats:
-    spread = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
-    spread[trajectory.loss_mask] = learned
+def _spread(learned: Bools, values: NDArray[Any]) -> NDArray[Any]:
+    spread = np.zeros(len(learned), values.dtype)
+    spread[learned] = values
     return spread

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.rl import RlConfig
-from plimsoll.records import Floats, Pack
+from plimsoll.records import RETURNS, VALUES, Floats, TokenColumns
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import Batch, train_on
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
 from plimsoll.train.update import OptimizerStep
-from plimsoll.trainer.objectives import ValueObjective, ValueStream
+from plimsoll.trainer.objectives import ValueObjective
 from plimsoll.trainer.schedule import learning_rate
 
 _ROUNDING = 1e-10
@@ -24,24 +22,26 @@ _ROUNDING = 1e-10
 
 def train_critic(
     batch: Batch,
-    values_L: Floats,
-    returns_L: Floats,
+    columns: TokenColumns,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
     """Train the critic on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `values_L` are the critic's values before the step, `returns_L` their targets.
+    `columns` has its values before the step, and their targets.
     """
     algorithm, optimizer = spec.config.algorithm, spec.trained["critic"].optimizer
     layout = batch.critic_layout
     updates = algorithm.epochs * len(layout.minis)
     objective = ValueObjective(algorithm.value_clip)
-    stream = value_stream(batch, values_L, returns_L)
+    moved = {
+        column: layout.by_sequence(batch.layout.move_to(columns[column], layout))
+        for column in (RETURNS, VALUES)
+    }
 
-    def step(mini: MiniBatch) -> OptimizerStep[ValueStream]:
-        return OptimizerStep(mini.packs, mini.counts, objective, stream)
+    def step(mini: MiniBatch) -> OptimizerStep:
+        return OptimizerStep(mini.packs, mini.counts, objective, moved)
 
     metrics = train_on(
         batch,
@@ -57,15 +57,6 @@ def train_critic(
         "critic/grad_norm": metrics.pop("grad_norm"),
         "critic/skipped_steps": metrics.pop("skipped_steps"),
     }
-
-
-def value_stream(
-    batch: Batch, values_L: Floats, returns_L: Floats
-) -> Callable[[Pack], ValueStream]:
-    """Return a function of a pack that gives the returns and old values of its learned tokens."""
-    layout = batch.critic_layout
-    returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
-    return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
 
 
 def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:

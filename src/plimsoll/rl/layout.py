@@ -6,15 +6,27 @@ shape [L] in the order of the packs, so the numbers of a pack are a slice of a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_groups
-from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
+from plimsoll.records import (
+    BatchCounts,
+    Column,
+    Floats,
+    Ints,
+    Pack,
+    Sample,
+    Trajectory,
+    from_packed,
+)
 from plimsoll.resolve.roles import RoleName
 from plimsoll.trainer.worker import Worker
 
@@ -46,10 +58,6 @@ class ColumnLayout:
     trajectory_S: Ints
     cu_loss_tokens: Ints
 
-    def of_pack(self, column_L: Floats, pack: Pack) -> Floats:
-        """Return the slice of a column that belongs to a pack; it is empty for a filler."""
-        return column_L[self._place(pack)]
-
     def score(
         self,
         group: Group,
@@ -60,20 +68,35 @@ class ColumnLayout:
         every = zip(*(mini.packs for mini in self.minis), strict=True)
         packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
         answers = group.call(task, [(role, rank_packs) for rank_packs in packs]).result()
-        column_L = np.zeros(self.cu_loss_tokens[-1], dtype=np.float32)
-        for rank_packs, values in zip(packs, answers, strict=True):
-            for packed, values_L in zip(rank_packs, values, strict=True):
-                column_L[self._place(packed)] = values_L
-        return column_L
+        flat = chain.from_iterable
+        return np.concatenate(from_packed(flat(packs), flat(answers), len(self.trajectory_S)))
 
-    def column(self, by_trajectory: ByTrajectory) -> Floats:
+    def column(self, by_trajectory: ByTrajectory, dtype: str = "float32") -> NDArray[Any]:
         """Return a column made from an array for each trajectory."""
-        parts = [by_trajectory[i] for i in self.trajectory_S]
-        return np.concatenate(parts, dtype=np.float32)
+        return np.concatenate([by_trajectory[i] for i in self.trajectory_S], dtype=dtype)
+
+    def columns_of(
+        self, trajectories: Sequence[Trajectory], wanted: Iterable[Column]
+    ) -> dict[Column, NDArray[Any]]:
+        """Return the wanted columns that the trajectories have, for their learned tokens.
+
+        Raises KeyError if only some of the trajectories have a column.
+        """
+        return {
+            column: self.column(
+                [t.columns[column][t.loss_mask] for t in trajectories], column.dtype
+            )
+            for column in wanted
+            if any(column in t.columns for t in trajectories)
+        }
+
+    def by_sequence(self, column_L: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return an array for each sequence, by the numbers in the packs' `samples_S`."""
+        return np.split(column_L, self.cu_loss_tokens[1:-1])
 
     def by_trajectory(self, column_L: Floats) -> list[Floats]:
         """Return an array for each trajectory, cut from a column: the inverse of `column`."""
-        pieces = np.split(column_L, self.cu_loss_tokens[1:-1])
+        pieces = self.by_sequence(column_L)
         return [pieces[i] for i in self._sequence_of]
 
     def in_order(self, column_L: Floats) -> Floats:
@@ -90,12 +113,6 @@ class ColumnLayout:
     @cached_property
     def _sequence_of(self) -> Ints:
         return np.argsort(self.trajectory_S)
-
-    def _place(self, pack: Pack) -> slice:
-        sequences = pack.samples_S[pack.samples_S >= 0]
-        if len(sequences) == 0:
-            return slice(0, 0)
-        return slice(self.cu_loss_tokens[sequences[0]], self.cu_loss_tokens[sequences[-1] + 1])
 
 
 def lay_out(

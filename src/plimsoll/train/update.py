@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
+from plimsoll.records import BatchColumns, BatchCounts, Floats, Pack, Pair, Row, cut, samples_of
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.trainer.protocol import Objective
 from plimsoll.trainer.worker import Abandoned, UpdateResult, Worker
-
-S = TypeVar("S")
 
 Packs = Sequence[Sequence[Pack]]
 """The packs of each rank."""
@@ -37,22 +35,22 @@ def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], group: Group) -> Packs:
 
 
 @dataclass(frozen=True)
-class OptimizerStep(Generic[S]):
+class OptimizerStep:
     """The data and the objective of one optimizer step."""
 
     packs: Packs
     counts: BatchCounts
     """The counts over all ranks, by which the loss is normalised."""
-    objective: Objective[S]
-    stream: Callable[[Pack], S] | None
-    """Returns what the objective needs beside a pack, such as labels. None: the ranks have it
-    already, made by the teacher just before.
+    objective: Objective
+    columns: BatchColumns | None
+    """What the objective reads beside the tokens, such as labels. None: the ranks have it already,
+    made by the teacher just before.
     """
     unit: int = 1
     """The sequences of a pack that stay together: 2 for pairs, else 1."""
 
 
-def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
+def update(role: RoleName, group: Group, step: OptimizerStep, rate: float) -> list[UpdateResult]:
     """Take one optimizer step of a role at learning rate `rate`; return each rank's result.
 
     If memory runs out, the step is done anew with smaller micro-batches, as far as
@@ -65,7 +63,7 @@ def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) ->
         return group.call(Worker.train, _arguments(role, step, step.packs, rate)).result()
     packs = shortages.split(role, step.packs, step.unit)
     while True:
-        if step.stream is None and packs is not step.packs:
+        if step.columns is None and packs is not step.packs:
             group.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
         outcomes = group.call(Worker.try_to_train, _arguments(role, step, packs, rate)).result()
         results = [outcome for outcome in outcomes if isinstance(outcome, UpdateResult)]
@@ -78,12 +76,17 @@ def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) ->
 
 
 def _arguments(
-    role: RoleName, step: OptimizerStep[S], packs: Packs, rate: float
+    role: RoleName, step: OptimizerStep, packs: Packs, rate: float
 ) -> list[tuple[object, ...]]:
     """Return the arguments of `Worker.train` for each rank."""
-    stream, rest = step.stream, (step.counts, step.objective, rate)
+    columns, rest = step.columns, (step.counts, step.objective, rate)
     return [
-        (role, rank_packs, None if stream is None else [*map(stream, rank_packs)], *rest)
+        (
+            role,
+            rank_packs,
+            None if columns is None else [cut(columns, pack) for pack in rank_packs],
+            *rest,
+        )
         for rank_packs in packs
     ]
 
