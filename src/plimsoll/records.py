@@ -71,23 +71,22 @@ class Column:
     sampled: bool = False
     in_policy_loss: bool = False
 
-    def cut(self, samples: Sequence[Any] | NDArray[Any], pack: Pack) -> NDArray[Any]:
-        """Return the entries of a pack's sequences, joined; a filler has no entry.
-
-        `samples` has the entry of each sample of the batch.
-        """
-        entries = [samples[i] for i in pack.samples_S if i >= 0]
+    def cut(self, entries: Entries, pack: Pack) -> NDArray[Any]:
+        """Return the entries of a pack's sequences, joined; a filler has no entry."""
+        own = [entries[i] for i in pack.samples_S if i >= 0]
         if self.layout == "S":
-            return np.array(entries, self.dtype)
-        cut_L = np.concatenate([np.zeros(0, self.dtype), *entries], dtype=self.dtype)
+            return np.array(own, self.dtype)
+        cut_L = np.concatenate([np.zeros(0, self.dtype), *own], dtype=self.dtype)
         assert len(cut_L) == pack.loss_tokens, f"{self.name} is not of these samples"
         return cut_L
 
 
 TokenColumns = Mapping[Column, NDArray[Any]]
-"""Arrays of a trajectory, each [R], or of all learned tokens of a batch, each [L]."""
-BatchColumns = Mapping[Column, Sequence[Any] | NDArray[Any]]
-"""For each column the entries of a batch's samples."""
+"""A number for each response token of a trajectory, shape [R], by column."""
+Entries = Sequence[Any] | NDArray[Any]
+"""The entry of each sample of a batch in one column."""
+BatchColumns = Mapping[Column, Entries]
+"""The entries of a batch's samples by column."""
 PackColumns = Mapping[Column, Any]
 """For each column the entries of a pack's sequences, joined; or what stays on a rank."""
 
@@ -499,7 +498,7 @@ def leaders(shared_S: Ints) -> Ints:
 
 def cut(columns: BatchColumns, pack: Pack) -> PackColumns:
     """Return a batch's columns for the sequences of a pack."""
-    return {column: column.cut(samples, pack) for column, samples in columns.items()}
+    return {column: column.cut(entries, pack) for column, entries in columns.items()}
 
 
 def from_packed(packs: Iterable[Pack], values: Iterable[Floats], samples: int) -> list[Floats]:

@@ -37,9 +37,9 @@ from plimsoll.records import (
     RETURNS,
     SAMPLER_LOGPROBS,
     TRAINER_LOGPROBS,
+    BatchColumns,
     BatchCounts,
     Column,
-    TokenColumns,
     Trajectory,
 )
 from plimsoll.rl.batch import (
@@ -51,7 +51,7 @@ from plimsoll.rl.batch import (
     trajectory_metrics,
     with_columns,
 )
-from plimsoll.rl.layout import lay_out
+from plimsoll.rl.layout import lay_out, learned_columns
 from plimsoll.run.directory import existing_run
 from plimsoll.run.files import whole_file
 from plimsoll.run.json_lines import iter_rows
@@ -227,13 +227,13 @@ def _compare(step: _Step) -> Iterator[_Line]:
     yield _compare_loss(step, batch, {**columns, **estimated})
 
 
-def _batch(step: _Step) -> tuple[Batch, TokenColumns]:
+def _batch(step: _Step) -> tuple[Batch, BatchColumns]:
     """Return the step's episodes as one pack each, and the numbers that were computed for them."""
     episodes = masked(step.episodes, step.algorithm)
     branches = [branch for episode in episodes for branch in episode.branches]
     longest = max(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
-    layout = lay_out(branches, [np.arange(len(branches))], 1, longest, beside=None)
-    return Batch(episodes, branches, layout, layout, (0, 0)), layout.columns_of(branches, COLUMNS)
+    minis = lay_out(branches, [np.arange(len(branches))], 1, longest, beside=None)
+    return Batch(episodes, branches, minis, minis, (0, 0)), learned_columns(branches, COLUMNS)
 
 
 def _arrays(episodes: Sequence[Trajectory], column: Column) -> list[NDArray[Any]]:
@@ -270,7 +270,7 @@ def _compare_tokens(
     yield f"{column.name}: {equal}, largest difference {most:.3g}", not off.any()
 
 
-def _compare_loss(step: _Step, batch: Batch, columns: TokenColumns) -> _Line:
+def _compare_loss(step: _Step, batch: Batch, columns: BatchColumns) -> _Line:
     """Compare the policy loss at the weights that sampled with that of the metrics."""
     algorithm = step.algorithm
     if algorithm.aggregation == "constant" and not (algorithm.aggregation_tokens or step.longest):
@@ -289,12 +289,13 @@ def _compare_loss(step: _Step, batch: Batch, columns: TokenColumns) -> _Line:
     return text, equal
 
 
-def _policy_loss(step: _Step, batch: Batch, columns: TokenColumns, *, shift: float) -> float:
+def _policy_loss(step: _Step, batch: Batch, columns: BatchColumns, *, shift: float) -> float:
     """Return the policy loss of a policy that is the old one, its log-probs shifted by a number."""
     algorithm = step.algorithm
-    tensors = {column: torch.from_numpy(column_L) for column, column_L in columns.items()}
-    old_L = torch.from_numpy(policy_logprobs(columns) + shift)
-    cu_loss_tokens = torch.from_numpy(batch.layout.cu_loss_tokens)
+    tensors = {c: torch.from_numpy(np.concatenate(entries)) for c, entries in columns.items()}
+    old_L = torch.from_numpy(np.concatenate(policy_logprobs(columns)) + shift)
+    lengths = [len(own) for own in columns[ADVANTAGES]]
+    cu_loss_tokens = torch.from_numpy(np.cumsum([0, *lengths]))
     policy = PolicyLossInputs(old_L, old_L, tensors[ADVANTAGES], cu_loss_tokens, tensors)
     sampler_L = tensors[SAMPLER_LOGPROBS]
     inputs = PolicyObjectiveInputs(policy, sampler_L, torch.zeros_like(old_L), None)

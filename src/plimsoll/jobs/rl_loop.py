@@ -22,6 +22,8 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.base import Choice
@@ -29,7 +31,7 @@ from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import KlConfig, RlConfig
 from plimsoll.machine.faults import fault_point
-from plimsoll.records import RETURNS, VALUES, TokenColumns, Trajectory
+from plimsoll.records import RETURNS, VALUES, BatchColumns, Trajectory
 from plimsoll.resolve.roles import scoring_role
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
@@ -46,7 +48,7 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_columns,
     policy_terms,
-    score,
+    score_batch,
     token_count,
     train_on,
     trajectory_metrics,
@@ -181,7 +183,7 @@ def learn(
     if VALUES in columns and RETURNS in columns:
         with session.phase("train_critic", cluster):
             critic_metrics = train_critic(batch, columns, spec, cluster, state)
-            returns_L, values_L = (batch.layout.in_order(columns[c]) for c in (RETURNS, VALUES))
+            returns_L, values_L = (np.concatenate(columns[c]) for c in (RETURNS, VALUES))
             critic_metrics |= explained_variance(returns_L, values_L)
     with session.phase("train_actor", cluster):
         actor_metrics = train_actor(batch, columns, spec, cluster, state)
@@ -215,7 +217,7 @@ def prepare_batch(
     experience: Experience,
     rewards: Mapping[str, Mapping[str, float]],
     state: RunState,
-) -> tuple[Batch, TokenColumns]:
+) -> tuple[Batch, BatchColumns]:
     """Return a step's packed trajectories, and the columns of their learned tokens.
 
     The trajectories are also written to disk if the run keeps them, with all that a resumed run
@@ -227,13 +229,13 @@ def prepare_batch(
     trajectories, critics = experience.trajectories, group_of(cluster, "critic").streams
     check_rewards(trajectories)
     batch = pack_batch(trajectories, spec, cluster.streams, critics, step)
-    scores = score(batch, spec, cluster)
+    scores = score_batch(batch, spec, cluster)
     check_columns(batch, scores)
     algorithm, baselines = spec.config.algorithm, experience.baselines
     estimated = estimate_advantages(batch, scores, algorithm, state.kl_coefficient, baselines)
     check_columns(batch, estimated)
     columns = {**scores, **estimated}
-    computed = {c: column_L for c, column_L in columns.items() if not c.sampled}
+    computed = {c: entries for c, entries in columns.items() if not c.sampled}
     scored = replace(experience, trajectories=with_columns(trajectories, batch, computed))
     record_draw(work, scored, rewards, state)
     return batch, columns
@@ -282,7 +284,7 @@ def first_evaluated_state(work: RlWork, source: Source) -> RunState:
 
 def train_actor(
     batch: Batch,
-    columns: TokenColumns,
+    columns: BatchColumns,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
@@ -299,7 +301,7 @@ def train_actor(
     longest = spec.workload.longest - spec.data.max_tokens
     terms = policy_terms(algorithm, longest, state.kl_coefficient)
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
-    of_loss = policy_columns(batch, columns, has_kl_loss(algorithm))
+    of_loss = policy_columns(columns, has_kl_loss(algorithm))
 
     def step(mini: MiniBatch) -> OptimizerStep:
         return OptimizerStep(mini.packs, mini.counts, objective, of_loss)
@@ -332,7 +334,7 @@ def _train_actor(
     step: Callable[[MiniBatch], OptimizerStep],
 ) -> dict[str, float]:
     rate, epochs = partial(actor_rate, spec, state.step), spec.config.algorithm.epochs
-    metrics = train_on(batch, batch.layout, "actor", cluster, epochs, step, rate)
+    metrics = train_on(batch, batch.minis, "actor", cluster, epochs, step, rate)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),
@@ -364,7 +366,7 @@ def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
 
 
 def next_kl_coefficient(
-    spec: RunSpec[RlConfig], state: RunState, batch: Batch, columns: TokenColumns
+    spec: RunSpec[RlConfig], state: RunState, batch: Batch, columns: BatchColumns
 ) -> float:
     """Return the next step's KL coefficient.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from plimsoll.records import SAMPLED, Floats, TokenColumns, Trajectory
+from plimsoll.records import SAMPLED, BatchColumns, Entries, Trajectory
 from plimsoll.rl.batch import Batch
 from plimsoll.run.bad_steps import BadNumbers
 from plimsoll.run.numbers import first_of
@@ -34,16 +34,16 @@ def check_rewards(trajectories: Sequence[Trajectory]) -> None:
     )
 
 
-def check_columns(batch: Batch, columns: TokenColumns) -> None:
+def check_columns(batch: Batch, columns: BatchColumns) -> None:
     """Raise BadNumbers if a number in a batch's columns is not finite."""
     _raise(
         figure
-        for column, column_L in columns.items()
-        for figure in _bad(column.what, batch.layout.by_trajectory(column_L), batch.trajectories)
+        for column, entries in columns.items()
+        for figure in _bad(column.what, entries, batch.trajectories)
     )
 
 
-def _bad(name: str, arrays: Sequence[Floats], trajectories: Sequence[Trajectory]) -> Iterator[str]:
+def _bad(name: str, arrays: Entries, trajectories: Sequence[Trajectory]) -> Iterator[str]:
     """Yield a text if arrays have numbers that are not finite; it names their groups and rows."""
     pairs = zip(arrays, trajectories, strict=True)
     groups = sorted(

@@ -1,7 +1,7 @@
 """Pack the trajectories of a step, score them, estimate advantages, and report their metrics.
 
 Trajectories are packed once, mini-batch by mini-batch. Scoring and training use the same packs, and
-one layout says where each learned token is in every column (see `ColumnLayout`).
+all columns have an entry for each trajectory.
 """
 
 from __future__ import annotations
@@ -35,15 +35,22 @@ from plimsoll.records import (
     BatchColumns,
     Bools,
     Column,
+    Entries,
     Floats,
     Ints,
-    TokenColumns,
     Trajectory,
 )
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
+from plimsoll.rl.layout import (
+    MiniBatch,
+    divide,
+    lay_out,
+    learned_columns,
+    packed_order,
+    score,
+)
 from plimsoll.run.gaming import gaming_figures
 from plimsoll.run.health import repeating
 from plimsoll.run.numbers import mean
@@ -60,23 +67,24 @@ class Batch:
     Attributes:
         episodes: the episodes that were sampled.
         trajectories: the branches of each episode, episode after episode; each is a sequence.
-        layout: the layout for the actor's ranks; all columns are in its order.
-        critic_layout: the layout for the critic's ranks; the same object if both are equal.
+        minis: the mini-batches for the actor's ranks; the numbers of the packs' samples are those
+            of the trajectories.
+        critic_minis: the mini-batches for the critic's ranks; the same object if both are equal.
         seed: (seed of the run, step), from which the order of the mini-batches is drawn.
     """
 
     episodes: list[Trajectory]
     trajectories: list[Trajectory]
-    layout: ColumnLayout
-    critic_layout: ColumnLayout
+    minis: list[MiniBatch]
+    critic_minis: list[MiniBatch]
     seed: tuple[int, int]
 
-    def schedule(self, layout: ColumnLayout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
+    def schedule(self, minis: Sequence[MiniBatch], epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """Yield (update number from 0, mini-batch) of all epochs; each epoch is shuffled anew."""
         rng = np.random.default_rng([*self.seed, 1])
-        order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
+        order = (i for _ in range(epochs) for i in rng.permutation(len(minis)))
         for number, index in enumerate(order):
-            yield number, layout.minis[index]
+            yield number, minis[index]
 
 
 def token_count(episodes: Sequence[Trajectory]) -> int:
@@ -85,7 +93,7 @@ def token_count(episodes: Sequence[Trajectory]) -> int:
     return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
 
 
-def policy_logprobs(columns: TokenColumns) -> Floats:
+def policy_logprobs(columns: BatchColumns) -> Entries:
     """Return the old policy's log-probs: the trainer's if it scored them, else the sampler's."""
     return columns.get(TRAINER_LOGPROBS, columns[SAMPLER_LOGPROBS])
 
@@ -109,18 +117,18 @@ def pack_batch(
     places = np.split(np.arange(len(trajectories)), ends[:-1])
     beside = _prefix_numbers(episodes) if spec.workload.shares_prompts else None
 
-    def lay_out_for(minis: int, ranks: int) -> ColumnLayout:
+    def lay_out_for(minis: int, ranks: int) -> list[MiniBatch]:
         members = [
             np.concatenate([places[i] for i in episode_numbers])
             for episode_numbers in np.split(shuffled, minis)
         ]
         return lay_out(trajectories, members, ranks, spec.workload.budget, beside=beside)
 
-    layout = lay_out_for(algorithm.mini_batches, ranks)
+    minis = lay_out_for(algorithm.mini_batches, ranks)
     critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
-    critics = layout if same else lay_out_for(critic_minis, critic_ranks)
-    return Batch(episodes, trajectories, layout, critics, seed)
+    critics = minis if same else lay_out_for(critic_minis, critic_ranks)
+    return Batch(episodes, trajectories, minis, critics, seed)
 
 
 def masked(episodes: list[Trajectory], algorithm: RlAlgorithm) -> list[Trajectory]:
@@ -148,23 +156,21 @@ def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
     ]
 
 
-def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> dict[Column, NDArray[Any]]:
+def score_batch(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> dict[Column, Entries]:
     """Return the sampled columns that losses need, and those that the run's roles compute."""
-    layout, critics = batch.layout, batch.critic_layout
 
-    def log_probs(role: RoleName) -> Floats:
-        return layout.score(cluster, Worker.log_probs, role)
+    def log_probs(role: RoleName) -> Entries:
+        return score(batch.minis, cluster, Worker.log_probs, role)
 
     teacher = spec.roles.get("teacher")
     if teacher is not None and teacher.head == "states":
-        [mini] = layout.minis
+        [mini] = batch.minis
         packs = cluster.shortages.split("actor", mini.packs, unit=1)
         cluster.call(Worker.teacher_forward, [(rank_packs,) for rank_packs in packs]).result()
-    learned = [column for column in SAMPLED if column.in_policy_loss]
-    columns = layout.columns_of(batch.trajectories, learned)
+    columns = learned_columns(batch.trajectories, [c for c in SAMPLED if c.in_policy_loss])
     if "critic" in spec.roles:
-        scored_L = critics.score(group_of(cluster, "critic"), Worker.values, "critic")
-        columns[VALUES] = critics.move_to(scored_L, layout)
+        critics = group_of(cluster, "critic")
+        columns[VALUES] = score(batch.critic_minis, critics, Worker.values, "critic")
     if spec.scores_before_learning:
         columns[TRAINER_LOGPROBS] = log_probs("actor")
     if "reference" in spec.roles:
@@ -176,7 +182,7 @@ def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> dict[Colum
 
 def train_on(
     batch: Batch,
-    layout: ColumnLayout,
+    minis: Sequence[MiniBatch],
     role: RoleName,
     group: Group,
     epochs: int,
@@ -188,17 +194,17 @@ def train_on(
     `step` returns the optimizer step for a mini-batch. `rate` returns the learning rate of an
     update, given its number within the batch, from 0.
     """
-    updates = batch.schedule(layout, epochs)
+    updates = batch.schedule(minis, epochs)
     return mean_metrics([update(role, group, step(mini), rate(n)) for n, mini in updates])
 
 
 def estimate_advantages(
     batch: Batch,
-    scores: TokenColumns,
+    scores: BatchColumns,
     algorithm: RlAlgorithm,
     kl_coefficient: float,
     greedy: Mapping[int, float],
-) -> dict[Column, NDArray[Any]]:
+) -> dict[Column, Entries]:
     """Return the columns of advantages (and returns), by the configured estimator.
 
     The estimator gets each episode as one sequence, which joins the episode's branches. With a
@@ -208,69 +214,57 @@ def estimate_advantages(
     `kl_coefficient` is the weight of the KL in the reward, if the KL is placed there. `greedy` has
     the reward of the greedy response to each group's prompt, if the estimator needs it.
     """
-    layout = batch.layout
-    whole, ends_S = _whole(batch)
-    ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
-    kl_L = _kl_of_rewards(scores, algorithm)
+    sampler = scores[SAMPLER_LOGPROBS]
+    order, ends_S = _whole_episodes(batch)
+    ordered = [batch.trajectories[i] for i in order[ends_S]]
+
+    def join(entries: Entries) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([entries[i] for i in order]))
+
+    kl = _kl_of_rewards(batch, scores, algorithm)
+    placed = learned_columns(batch.trajectories, [TOKEN_REWARDS])
+    ends_L = np.cumsum([0, *(len(sampler[i]) for i in order)])
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
-        shaping_L=(
-            torch.zeros(len(scores[SAMPLER_LOGPROBS]))
-            if kl_L is None
-            else -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
-        ),
-        cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
-        placed_L=_token_rewards(batch, whole),
+        shaping_L=torch.zeros(ends_L[-1]) if kl is None else -kl_coefficient * join(kl),
+        cu_loss_tokens=torch.from_numpy(ends_L[[0, *(ends_S + 1)]]),
+        placed_L=join(placed[TOKEN_REWARDS]) if placed else None,
     )
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
     }
     if VALUES in scores:
-        given["values_L"] = torch.from_numpy(layout.move_to(scores[VALUES], whole))
+        given["values_L"] = join(scores[VALUES])
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
     if "turn_L" in advantage_needs(algorithm.advantage):
-        turns = [
-            branch_turns for episode in batch.episodes for branch_turns in turn_numbers(episode)
-        ]
-        given["turn_L"] = torch.from_numpy(np.concatenate([turns[i] for i in whole.trajectory_S]))
+        given["turn_L"] = join([own for e in batch.episodes for own in turn_numbers(e)])
     estimates = advantage(algorithm.advantage)(inputs, given)
-
-    def back(column_L: torch.Tensor) -> Floats:
-        return whole.move_to(column_L.float().numpy(), layout)
-
-    estimated = {ADVANTAGES: back(estimates.advantages_L)}
+    advantages = divide(estimates.advantages_L.float().numpy(), order, sampler)
     if TEACHER_LOGPROBS in scores:
-        ahead_L = scores[TEACHER_LOGPROBS] - policy_logprobs(scores)
-        estimated[ADVANTAGES] = estimated[ADVANTAGES] + algorithm.distill_weight * ahead_L
+        pairs = zip(scores[TEACHER_LOGPROBS], policy_logprobs(scores), strict=True)
+        ahead = [algorithm.distill_weight * (teacher - policy) for teacher, policy in pairs]
+        advantages = [own + more for own, more in zip(advantages, ahead, strict=True)]
+    estimated: dict[Column, Entries] = {ADVANTAGES: advantages}
     if estimates.returns_L is not None:
-        estimated[RETURNS] = back(estimates.returns_L)
+        estimated[RETURNS] = divide(estimates.returns_L.float().numpy(), order, sampler)
     return estimated
 
 
-def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
-    """Return a layout in which each episode's branches are adjacent, and where episodes end.
+def _whole_episodes(batch: Batch) -> tuple[Ints, Ints]:
+    """Return an order in which each episode's branches are adjacent, and where episodes end.
 
-    The second result gives the number of each episode's last sequence in this layout, [episodes].
+    The first result has the numbers of the trajectories, the second the place in the first of each
+    episode's last branch. Otherwise the order is that of the packs.
     """
-    layout = batch.layout
-    if len(batch.episodes) == len(batch.trajectories):
-        return layout, np.arange(len(layout.trajectory_S))
+    order = packed_order(batch.minis)
     counts = [len(episode.branches) for episode in batch.episodes]
-    episode_S = np.repeat(np.arange(len(counts)), counts)[layout.trajectory_S]
+    episode_S = np.repeat(np.arange(len(counts)), counts)[order]
     _, first, number = np.unique(episode_S, return_index=True, return_inverse=True)
-    order = np.lexsort((layout.trajectory_S, first[number]))
-    lengths = np.diff(layout.cu_loss_tokens)[order]
-    whole = ColumnLayout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
-    return whole, np.flatnonzero(np.diff(episode_S[order], append=-1))
-
-
-def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
-    """Return environments' rewards of single tokens in the order of `whole`; None if none exist."""
-    found = whole.columns_of(batch.trajectories, [TOKEN_REWARDS])
-    return torch.from_numpy(found[TOKEN_REWARDS]) if found else None
+    places = np.lexsort((order, first[number]))
+    return order[places], np.flatnonzero(np.diff(episode_S[places], append=-1))
 
 
 def turn_numbers(episode: Trajectory) -> list[Ints]:
@@ -285,13 +279,15 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
     return by_branch
 
 
-def _kl_of_rewards(scores: TokenColumns, algorithm: RlAlgorithm) -> Floats | None:
+def _kl_of_rewards(batch: Batch, scores: BatchColumns, algorithm: RlAlgorithm) -> Entries | None:
     if REFERENCE_LOGPROBS not in scores or algorithm.kl is None or algorithm.kl.place != "reward":
         return None
-    policy_L = torch.from_numpy(policy_logprobs(scores))
-    reference_L = torch.from_numpy(scores[REFERENCE_LOGPROBS])
-    kl_L: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
-    return kl_L
+    order, policy = packed_order(batch.minis), policy_logprobs(scores)
+    policy_L, reference_L = (
+        torch.from_numpy(np.concatenate([entries[i] for i in order]))
+        for entries in (policy, scores[REFERENCE_LOGPROBS])
+    )
+    return divide(kl(policy_L, reference_L, algorithm.kl.estimator).numpy(), order, policy)
 
 
 def has_kl_loss(algorithm: RlAlgorithm) -> bool:
@@ -312,24 +308,25 @@ def policy_terms(algorithm: RlAlgorithm, longest: int, kl_coefficient: float) ->
     )
 
 
-def policy_columns(batch: Batch, columns: TokenColumns, kl_loss: bool) -> BatchColumns:
+def policy_columns(columns: BatchColumns, kl_loss: bool) -> BatchColumns:
     """Return the columns of the policy loss; the reference's log-probs only if `kl_loss` is set."""
     return {
-        column: batch.layout.by_sequence(column_L)
-        for column, column_L in columns.items()
+        column: entries
+        for column, entries in columns.items()
         if column.in_policy_loss and (kl_loss or column != REFERENCE_LOGPROBS)
     }
 
 
-def batch_metrics(batch: Batch, scores: TokenColumns, kl_coefficient: float) -> dict[str, float]:
+def batch_metrics(batch: Batch, scores: BatchColumns, kl_coefficient: float) -> dict[str, float]:
     """Return `trajectory_metrics`, and how far the policy is from a reference and a teacher.
 
     `teacher_divergence` is the mean over tokens of log policy - log teacher (nats).
     """
     metrics = trajectory_metrics(batch.episodes)
     if TEACHER_LOGPROBS in scores:
-        behind_L = policy_logprobs(scores) - scores[TEACHER_LOGPROBS]
-        metrics["teacher_divergence"] = float(np.mean(behind_L))
+        gaps = _gaps(scores, TEACHER_LOGPROBS)
+        in_order = [gaps[i] for i in packed_order(batch.minis)]
+        metrics["teacher_divergence"] = float(np.mean(np.concatenate(in_order)))
     if REFERENCE_LOGPROBS in scores:
         metrics |= {
             "kl": observed_kl(batch, scores),
@@ -407,40 +404,40 @@ def zero_signal(trajectories: list[Trajectory]) -> float:
     return fmean(len(group) > 1 and min(group) == max(group) for group in rewards.values())
 
 
-def observed_kl(batch: Batch, scores: TokenColumns) -> float:
+def observed_kl(batch: Batch, scores: BatchColumns) -> float:
     """Return the mean KL per response from the reference (k1 summed over tokens), nats."""
-    gaps = _gaps(batch, scores)
+    gaps = _gaps(scores, REFERENCE_LOGPROBS)
     return math.fsum(float(gaps_L.sum()) for gaps_L in gaps) / len(batch.episodes)
 
 
-def observed_kl_per_token(batch: Batch, scores: TokenColumns) -> float:
+def observed_kl_per_token(batch: Batch, scores: BatchColumns) -> float:
     """Return the mean over responses of the mean KL of their tokens from the reference (k1), nats.
 
     Responses without learned tokens do not count.
     """
-    gaps = iter(_gaps(batch, scores))
+    gaps = iter(_gaps(scores, REFERENCE_LOGPROBS))
     of_episodes = [
         np.concatenate([next(gaps) for _ in episode.branches]) for episode in batch.episodes
     ]
     return fmean([float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L)] or [0.0])
 
 
-def _gaps(batch: Batch, scores: TokenColumns) -> list[Floats]:
-    return batch.layout.by_trajectory(policy_logprobs(scores) - scores[REFERENCE_LOGPROBS])
+def _gaps(scores: BatchColumns, other: Column) -> list[Floats]:
+    """Return the policy's log-probs minus those of another column."""
+    return [own - its for own, its in zip(policy_logprobs(scores), scores[other], strict=True)]
 
 
 def with_columns(
-    episodes: Sequence[Trajectory], batch: Batch, columns: TokenColumns
+    episodes: Sequence[Trajectory], batch: Batch, columns: BatchColumns
 ) -> list[Trajectory]:
     """Return a batch's episodes with columns of its learned tokens; other tokens have 0 there."""
-    by_trajectory = {c: batch.layout.by_trajectory(column_L) for c, column_L in columns.items()}
     numbers = iter(range(len(batch.trajectories)))
 
     def add(branch: Trajectory) -> Trajectory:
         number = next(numbers)
         learned = batch.trajectories[number].loss_mask
         return branch.add_columns(
-            {c: _spread(learned, arrays[number]) for c, arrays in by_trajectory.items()}
+            {c: _spread(learned, entries[number]) for c, entries in columns.items()}
         )
 
     return [episode.change_branches(add) for episode in episodes]

@@ -6,7 +6,7 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.rl import RlConfig
-from plimsoll.records import RETURNS, VALUES, Floats, TokenColumns
+from plimsoll.records import RETURNS, VALUES, BatchColumns, Floats
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import Batch, train_on
 from plimsoll.rl.layout import MiniBatch
@@ -22,7 +22,7 @@ _ROUNDING = 1e-10
 
 def train_critic(
     batch: Batch,
-    columns: TokenColumns,
+    columns: BatchColumns,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
@@ -32,20 +32,16 @@ def train_critic(
     `columns` has its values before the step, and their targets.
     """
     algorithm, optimizer = spec.config.algorithm, spec.trained["critic"].optimizer
-    layout = batch.critic_layout
-    updates = algorithm.epochs * len(layout.minis)
+    minis, own = batch.critic_minis, {column: columns[column] for column in (VALUES, RETURNS)}
+    updates = algorithm.epochs * len(minis)
     objective = ValueObjective(algorithm.value_clip)
-    moved = {
-        column: layout.by_sequence(batch.layout.move_to(columns[column], layout))
-        for column in (RETURNS, VALUES)
-    }
 
     def step(mini: MiniBatch) -> OptimizerStep:
-        return OptimizerStep(mini.packs, mini.counts, objective, moved)
+        return OptimizerStep(mini.packs, mini.counts, objective, own)
 
     metrics = train_on(
         batch,
-        layout,
+        minis,
         "critic",
         group_of(cluster, "critic"),
         algorithm.epochs,
