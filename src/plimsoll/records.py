@@ -43,6 +43,10 @@ FinishReason = Literal["stop", "length", "turns", "time"]
 """Why an episode ended: by itself, or at its limit of length, turns or time."""
 
 
+Layout = Literal["L", "S"]
+"""Whether numbers belong to the learned tokens or to the sequences of a pack."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A kind of number that the tokens or the sequences of a batch have beside their ids.
@@ -56,7 +60,7 @@ class Column:
 
     Attributes:
         name: The column's name in files; no other column has it.
-        layout: `L` for a number for each learned token, `S` for a number for each sequence.
+        layout: What the numbers belong to.
         dtype: The type of the numbers.
         what: The numbers, as messages call them.
         sampled: Whether the numbers come with the tokens, from a sampler or an environment; else
@@ -65,7 +69,7 @@ class Column:
     """
 
     name: str
-    layout: Literal["L", "S"] = "L"
+    layout: Layout = "L"
     dtype: str = "float32"
     what: str = ""
     sampled: bool = False
@@ -501,14 +505,18 @@ def cut(columns: BatchColumns, pack: Pack) -> PackColumns:
     return {column: column.cut(entries, pack) for column, entries in columns.items()}
 
 
-def from_packed(packs: Iterable[Pack], values: Iterable[Floats], samples: int) -> list[Floats]:
-    """Return one array per sample, in batch order; the inverse of `Column.cut`."""
-    arrays: list[Floats | None] = [None] * samples
-    for pack, values_L in zip(packs, values, strict=True):
-        assert len(values_L) == pack.loss_tokens
-        for i, sample in enumerate(pack.samples_S):
-            if sample >= 0:
-                arrays[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
-    missing = [i for i, array in enumerate(arrays) if array is None]
-    assert not missing, f"samples {missing} are in no pack"
-    return [array for array in arrays if array is not None]
+def from_packed(
+    packs: Iterable[Pack], values: Iterable[NDArray[Any]], layout: Layout = "L"
+) -> list[NDArray[Any]]:
+    """Return an array for each sample, in the order of the batch; the inverse of `Column.cut`.
+
+    `values` has the numbers of each pack in this layout.
+    """
+    arrays: dict[int, NDArray[Any]] = {}
+    for pack, own in zip(packs, values, strict=True):
+        borders = pack.cu_loss_tokens if layout == "L" else np.arange(len(pack.samples_S) + 1)
+        assert len(own) == borders[-1]
+        pieces = zip(pack.samples_S.tolist(), borders[:-1], borders[1:], strict=True)
+        arrays |= {sample: own[begin:end] for sample, begin, end in pieces}
+    arrays.pop(-1, None)  # fillers
+    return [arrays[sample] for sample in range(len(arrays))]

@@ -23,14 +23,14 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.policy import at_marks
-from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed
+from plimsoll.records import BatchCounts, Floats, LabelledSteps
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import PICTURE, output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import OptimizerStep, pack_rows
+from plimsoll.train.update import OptimizerStep, pack_rows, score_packs
 from plimsoll.trainer.objectives import STEP_LABELS, ProcessObjective
 from plimsoll.trainer.worker import Worker
 
@@ -98,10 +98,7 @@ def score_steps(
 ) -> list[Floats]:
     """Return an array for each row: the scores (log-odds) of its steps."""
     packs = pack_rows(spec, rows, cluster)
-    by_rank = cluster.call(
-        Worker.values, [("actor", rank_packs, at_marks) for rank_packs in packs]
-    ).result()
-    return from_packed(chain(*packs), chain(*by_rank), len(rows))
+    return score_packs(cluster, Worker.values, "actor", packs, at_marks)
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

@@ -34,7 +34,7 @@ from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import PICTURE, pair_output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import OptimizerStep, in_batch_order, pack_rows
+from plimsoll.train.update import OptimizerStep, pack_rows, score_packs
 from plimsoll.trainer.objectives import MARGIN, RewardObjective
 from plimsoll.trainer.worker import Worker
 
@@ -112,10 +112,8 @@ def score_metrics(
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
     """Return the score of each response, in the order chosen, rejected, chosen, ...; [2 P]."""
     packs = pack_rows(spec, pairs, cluster)
-    by_rank = cluster.call(
-        Worker.values, [("actor", rank_packs, at_ends) for rank_packs in packs]
-    ).result()
-    return in_batch_order(packs, by_rank)
+    scores = score_packs(cluster, Worker.values, "actor", packs, at_ends, layout="S")
+    return np.concatenate(scores)
 
 
 def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:

@@ -16,7 +16,7 @@ import numpy as np
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftConfig
-from plimsoll.records import BatchCounts, Sample
+from plimsoll.records import BatchColumns, BatchCounts, Sample
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
@@ -44,20 +44,21 @@ def row_loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
 def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep:
     """Return the optimizer step for a batch of conversations."""
     packs = pack(batch, work.cluster.streams, work.spec.workload.budget)
-    alpha = work.config.algorithm.neftune_alpha
-    seeds = noise_seeds(work.config.run.seed, work.session.step_under_way, len(batch))
-    columns = {} if alpha is None else {NOISE_SEEDS: seeds}
-    return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(alpha), columns)
+    columns = noise_columns(work.config, work.session.step_under_way, len(batch))
+    objective = NllObjective(work.config.algorithm.neftune_alpha)
+    return OptimizerStep(packs, BatchCounts.of(batch), objective, columns)
 
 
-def noise_seeds(run_seed: int, step: int, sequences: int) -> list[int]:
-    """Return the seed of the noise on the embeddings of each sequence of a step.
+def noise_columns(config: SftConfig, step: int, sequences: int) -> BatchColumns:
+    """Return the seeds of the noise on the embeddings of a step; none if the config sets no noise.
 
-    It depends only on the run's seed, the step and the sequence's place in the batch. So the noise
-    is the same in any pack, on any rank, and in a resumed run.
+    A seed depends only on the run's seed, the step and the sequence's place in the batch. So the
+    noise is the same in any pack, on any rank, and in a resumed run.
     """
-    keys = [(run_seed, step, place) for place in range(1, sequences + 1)]
-    return [int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys]
+    if config.algorithm.neftune_alpha is None:
+        return {}
+    keys = [(config.run.seed, step, place) for place in range(1, sequences + 1)]
+    return {NOISE_SEEDS: [np.random.SeedSequence(key).generate_state(1)[0] for key in keys]}
 
 
 def evaluate(work: SftWork) -> dict[str, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,14 @@ from plimsoll.records import (
     BatchCounts,
     Column,
     Entries,
+    Floats,
     Ints,
     Pack,
     Sample,
     Trajectory,
-    from_packed,
 )
 from plimsoll.resolve.roles import RoleName
-from plimsoll.trainer.worker import Worker
+from plimsoll.train.update import score_packs
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,12 @@ def divide(column_L: NDArray[Any], order: Ints, like: Entries) -> list[NDArray[A
 
 
 def score(
-    minis: Sequence[MiniBatch],
-    group: Group,
-    task: Callable[[Worker, RoleName, Sequence[Pack]], Entries],
-    role: RoleName,
+    minis: Sequence[MiniBatch], group: Group, task: Callable[..., list[Floats]], role: RoleName
 ) -> Entries:
-    """Run `task` for a role on all packs, each on its rank; return the scores by trajectory."""
+    """Run a method of `Worker` for a role on all packs; return the scores by trajectory."""
     every = zip(*(mini.packs for mini in minis), strict=True)
     packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
-    answers = group.call(task, [(role, rank_packs) for rank_packs in packs]).result()
-    flat = chain.from_iterable
-    return from_packed(flat(packs), flat(answers), len(packed_order(minis)))
+    return score_packs(group, task, role, packs)
 
 
 def learned_columns(

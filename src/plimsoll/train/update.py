@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,19 @@ import numpy as np
 from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.records import BatchColumns, BatchCounts, Floats, Pack, Pair, Row, cut, samples_of
+from plimsoll.records import (
+    BatchColumns,
+    BatchCounts,
+    Floats,
+    Layout,
+    Pack,
+    PackColumns,
+    Pair,
+    Row,
+    cut,
+    from_packed,
+    samples_of,
+)
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.trainer.protocol import Objective
@@ -79,16 +92,12 @@ def _arguments(
     role: RoleName, step: OptimizerStep, packs: Packs, rate: float
 ) -> list[tuple[object, ...]]:
     """Return the arguments of `Worker.train` for each rank."""
-    columns, rest = step.columns, (step.counts, step.objective, rate)
-    return [
-        (
-            role,
-            rank_packs,
-            None if columns is None else [cut(columns, pack) for pack in rank_packs],
-            *rest,
-        )
-        for rank_packs in packs
-    ]
+
+    def columns_of(rank_packs: Sequence[Pack]) -> list[PackColumns] | None:
+        return None if step.columns is None else [cut(step.columns, pack) for pack in rank_packs]
+
+    rest = step.counts, step.objective, rate
+    return [(role, rank_packs, columns_of(rank_packs), *rest) for rank_packs in packs]
 
 
 def _failed_packs(
@@ -112,22 +121,21 @@ def _with_limit(
 
 def log_probs(role: RoleName, packs: Packs, group: Group) -> Floats:
     """Return the log-prob (nats) of each sequence's response, in the order of the batch; [S]."""
-    by_rank = group.call(
-        Worker.sequence_log_probs, [(role, rank_packs) for rank_packs in packs]
-    ).result()
-    return in_batch_order(packs, by_rank)
+    task = Worker.sequence_log_probs
+    return np.concatenate(score_packs(group, task, role, packs, layout="S"))
 
 
-def in_batch_order(packs: Packs, by_rank: Sequence[Sequence[Floats]]) -> Floats:
-    """Return one array of the sequences' values in the order of the batch; fillers are left out.
+def score_packs(
+    group: Group,
+    task: Callable[..., list[Floats]],
+    role: RoleName,
+    packs: Packs,
+    *options: object,
+    layout: Layout = "L",
+) -> list[Floats]:
+    """Run a method of `Worker` that scores, each pack on its rank; return an array a sample.
 
-    `by_rank` has, for each rank, an array for each of its packs.
+    The method gets the role, the rank's packs and the `options`. `layout` is that of its scores.
     """
-    pairs = [
-        (pack.samples_S, values_S)
-        for rank_packs, arrays in zip(packs, by_rank, strict=True)
-        for pack, values_S in zip(rank_packs, arrays, strict=True)
-        if pack.loss_tokens  # not a filler
-    ]
-    places = np.concatenate([samples_S for samples_S, _ in pairs])
-    return np.concatenate([values_S for _, values_S in pairs])[np.argsort(places)]
+    by_rank = group.call(task, [(role, rank_packs, *options) for rank_packs in packs]).result()
+    return from_packed(chain(*packs), chain(*by_rank), layout)
