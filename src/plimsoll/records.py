@@ -43,7 +43,7 @@ FinishReason = Literal["stop", "length", "turns", "time"]
 """Why an episode ended: by itself, or at its limit of length, turns or time."""
 
 
-Layout = Literal["L", "S"]
+ColumnLayout = Literal["L", "S"]
 """Whether numbers belong to the learned tokens or to the sequences of a pack."""
 
 
@@ -69,7 +69,7 @@ class Column:
     """
 
     name: str
-    layout: Layout = "L"
+    layout: ColumnLayout = "L"
     dtype: str = "float32"
     what: str = ""
     sampled: bool = False
@@ -506,7 +506,7 @@ def cut(columns: BatchColumns, pack: Pack) -> PackColumns:
 
 
 def from_packed(
-    packs: Iterable[Pack], values: Iterable[NDArray[Any]], layout: Layout = "L"
+    packs: Iterable[Pack], values: Iterable[NDArray[Any]], layout: ColumnLayout = "L"
 ) -> list[NDArray[Any]]:
     """Return an array for each sample, in the order of the batch; the inverse of `Column.cut`.
 

@@ -28,7 +28,7 @@ class PolicyLossInputs:
         old_logprobs_L: the same under the policy as it was when the step began, by the trainer.
         advantages_L: the advantage of each token.
         cu_loss_tokens: int, shape [S + 1].
-        columns: all columns of the policy loss, these among them; see `records.Column`.
+        columns: all columns of the policy loss, shape [L], these among them; see `records.Column`.
     """
 
     logprobs_L: Tensor
@@ -39,7 +39,8 @@ class PolicyLossInputs:
 
     def __post_init__(self) -> None:
         assert self.logprobs_L.ndim == 1 and self.cu_loss_tokens.ndim == 1
-        assert self.logprobs_L.shape == self.old_logprobs_L.shape == self.advantages_L.shape
+        for x_L in (self.old_logprobs_L, self.advantages_L, *self.columns.values()):
+            assert x_L.shape == self.logprobs_L.shape
 
 
 @dataclass(frozen=True)

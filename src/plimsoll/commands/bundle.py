@@ -35,7 +35,6 @@ from plimsoll.records import (
     ADVANTAGES,
     COLUMNS,
     RETURNS,
-    SAMPLER_LOGPROBS,
     TRAINER_LOGPROBS,
     BatchColumns,
     BatchCounts,
@@ -46,6 +45,7 @@ from plimsoll.rl.batch import (
     Batch,
     estimate_advantages,
     masked,
+    policy_columns,
     policy_logprobs,
     policy_terms,
     trajectory_metrics,
@@ -292,13 +292,15 @@ def _compare_loss(step: _Step, batch: Batch, columns: BatchColumns) -> _Line:
 def _policy_loss(step: _Step, batch: Batch, columns: BatchColumns, *, shift: float) -> float:
     """Return the policy loss of a policy that is the old one, its log-probs shifted by a number."""
     algorithm = step.algorithm
-    tensors = {c: torch.from_numpy(np.concatenate(entries)) for c, entries in columns.items()}
+    tensors = {
+        column: torch.from_numpy(np.concatenate(entries))
+        for column, entries in policy_columns(columns, kl_loss=False).items()
+    }
     old_L = torch.from_numpy(np.concatenate(policy_logprobs(columns)) + shift)
     lengths = [len(own) for own in columns[ADVANTAGES]]
     cu_loss_tokens = torch.from_numpy(np.cumsum([0, *lengths]))
     policy = PolicyLossInputs(old_L, old_L, tensors[ADVANTAGES], cu_loss_tokens, tensors)
-    sampler_L = tensors[SAMPLER_LOGPROBS]
-    inputs = PolicyObjectiveInputs(policy, sampler_L, torch.zeros_like(old_L), None)
+    inputs = PolicyObjectiveInputs(policy, torch.zeros_like(old_L))
     found = policy_objective(
         inputs,
         BatchCounts(len(old_L), len(batch.trajectories)),

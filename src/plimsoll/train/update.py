@@ -15,8 +15,8 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import (
     BatchColumns,
     BatchCounts,
+    ColumnLayout,
     Floats,
-    Layout,
     Pack,
     PackColumns,
     Pair,
@@ -131,7 +131,7 @@ def score_packs(
     role: RoleName,
     packs: Packs,
     *options: object,
-    layout: Layout = "L",
+    layout: ColumnLayout = "L",
 ) -> list[Floats]:
     """Run a method of `Worker` that scores, each pack on its rank; return an array a sample.
 

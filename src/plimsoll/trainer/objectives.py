@@ -55,9 +55,7 @@ from plimsoll.model.sending import keep_on_host
 from plimsoll.model.token_logprobs import Imitation
 from plimsoll.records import (
     ADVANTAGES,
-    REFERENCE_LOGPROBS,
     RETURNS,
-    SAMPLER_LOGPROBS,
     TRAINER_LOGPROBS,
     VALUES,
     BatchCounts,
@@ -286,9 +284,7 @@ class PolicyObjective:
             cu_loss_tokens=pack.cu_loss_tokens,
             columns=sent,
         )
-        inputs = PolicyObjectiveInputs(
-            policy, sent[SAMPLER_LOGPROBS], entropy_L, sent.get(REFERENCE_LOGPROBS)
-        )
+        inputs = PolicyObjectiveInputs(policy, entropy_L)
         return policy_objective(
             inputs, micro_batch.counts, self.terms, self._loss, self._correction
         )
