@@ -31,10 +31,6 @@ from plimsoll.run.files import whole_file
 _PARTS = pa.list_(
     pa.struct([("name", pa.string()), ("value", pa.float64()), ("weight", pa.float64())])
 )
-_PROMPT_TOKENS = pa.list_(pa.int32())
-_IDS = pa.list_(pa.int64())
-_PER_TOKEN = {column: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS}
-"""The types of the columns of tokens; null in rows that lack the column."""
 _TURNS = pa.list_(
     pa.struct(
         [
@@ -43,16 +39,14 @@ _TURNS = pa.list_(
         ]
     )
 )
-_BRANCHES = pa.list_(
-    pa.struct(
-        [
-            *(("prompt_tokens", _PROMPT_TOKENS), ("response", pa.string()), ("tokens", _IDS)),
-            *(("loss_mask", pa.list_(pa.bool_())), ("finish_reason", pa.string())),
-            *((column.name, of_tokens) for column, of_tokens in _PER_TOKEN.items()),
-            ("turns", _TURNS),
-        ]
-    )
-)
+_BRANCH = {
+    **{"prompt_tokens": pa.list_(pa.int32()), "response": pa.string()},
+    **{"tokens": pa.list_(pa.int64()), "loss_mask": pa.list_(pa.bool_())},
+    **{column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS},
+    "finish_reason": pa.string(),
+}
+"""The types of what the file has of each branch; a column that a branch lacks is null."""
+_BRANCHES = pa.list_(pa.struct([*_BRANCH.items(), ("turns", _TURNS)]))
 _EPISODE = ["environment", "turns", "figures", "earlier"]
 """Additional columns in runs with environments."""
 _VALUE = "reference_value"
@@ -114,7 +108,7 @@ def write_trajectories(
 
 
 def _table(step: int, ts: Sequence[Trajectory]) -> pa.Table:
-    prompts = [t.prompt for t in ts]
+    prompts, last = [t.prompt for t in ts], [*map(_branch, ts)]
     columns = {
         "step": pa.array([step] * len(ts), pa.int64()),
         "group": pa.array([t.group for t in ts], pa.int64()),
@@ -123,23 +117,15 @@ def _table(step: int, ts: Sequence[Trajectory]) -> pa.Table:
         "source": pa.array([p.source for p in prompts], pa.string()),
         "columns": pa.array([json.dumps(dict(p.columns)) for p in prompts], pa.string()),
         "prompt": pa.array([p.text for p in prompts], pa.string()),
-        "prompt_tokens": pa.array([p.tokens for p in prompts], _PROMPT_TOKENS),
         _ROW: pa.array(map(_row_text, prompts), pa.string()),
-        "response": pa.array([t.response_text for t in ts], pa.string()),
-        "tokens": pa.array([t.response_tokens for t in ts], _IDS),
-        "loss_mask": pa.array([t.loss_mask for t in ts], pa.list_(pa.bool_())),
+        **{name: pa.array([b.get(name) for b in last], of) for name, of in _BRANCH.items()},
         "reference": pa.array([p.reference for p in prompts], pa.string()),
         "reward": pa.array([t.reward for t in ts], pa.float64()),
         **_reward_columns(ts),
         "parts": pa.array([[asdict(part) for part in t.rewards] for t in ts], _PARTS),
         "advantage_mean": pa.array(map(_mean_advantage, ts), pa.float64()),
-        **{
-            column.name: pa.array([t.columns.get(column) for t in ts], of_tokens)
-            for column, of_tokens in _PER_TOKEN.items()
-        },
         # The version of the weights that began each response; null without tokens.
         "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
-        "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
         **_value_column(prompts),
         **_episode_columns(ts),
     }
@@ -164,7 +150,7 @@ def _row_values(text: str | None) -> dict[str, Any]:
 
 
 def _branch(t: Trajectory) -> dict[str, Any]:
-    """Return the values of an earlier branch by column name."""
+    """Return the values of a branch by their names in the file."""
     return {
         "prompt_tokens": t.prompt.tokens,
         "response": t.response_text,
