@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -29,18 +29,19 @@ def check_rewards(trajectories: Sequence[Trajectory]) -> None:
             np.concatenate([branch.columns.get(column, none) for branch in t.branches])
             for t in trajectories
         ]
-    _raise(
-        figure for name, arrays in rewards.items() for figure in _bad(name, arrays, trajectories)
-    )
+    _check(rewards, trajectories)
 
 
 def check_columns(batch: Batch, columns: BatchColumns) -> None:
     """Raise BadNumbers if a number in a batch's columns is not finite."""
-    _raise(
-        figure
-        for column, entries in columns.items()
-        for figure in _bad(column.what, entries, batch.trajectories)
-    )
+    _check({column.what: entries for column, entries in columns.items()}, batch.trajectories)
+
+
+def _check(arrays: Mapping[str, Entries], trajectories: Sequence[Trajectory]) -> None:
+    """Raise BadNumbers if there are numbers that are not finite; `arrays` has them by name."""
+    figures = [text for name in arrays for text in _bad(name, arrays[name], trajectories)]
+    if figures:
+        raise BadNumbers(figures)
 
 
 def _bad(name: str, arrays: Entries, trajectories: Sequence[Trajectory]) -> Iterator[str]:
@@ -52,8 +53,3 @@ def _bad(name: str, arrays: Entries, trajectories: Sequence[Trajectory]) -> Iter
     if groups:
         shown = first_of([f"{group} (row {row})" for group, row in groups], _SHOWN)
         yield f"{name} of group {shown}"
-
-
-def _raise(figures: Iterator[str]) -> None:
-    if found := list(figures):
-        raise BadNumbers(found)
