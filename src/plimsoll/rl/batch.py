@@ -221,13 +221,13 @@ def estimate_advantages(
     def join(entries: Entries) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([entries[i] for i in order]))
 
-    kl = _kl_of_rewards(batch, scores, algorithm)
+    shaping = _kl_of_rewards(batch, scores, algorithm)
     placed = learned_columns(batch.trajectories, [TOKEN_REWARDS])
     ends_L = np.cumsum([0, *(len(sampler[i]) for i in order)])
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
-        shaping_L=torch.zeros(ends_L[-1]) if kl is None else -kl_coefficient * join(kl),
+        shaping_L=torch.zeros(ends_L[-1]) if shaping is None else -kl_coefficient * join(shaping),
         cu_loss_tokens=torch.from_numpy(ends_L[[0, *(ends_S + 1)]]),
         placed_L=join(placed[TOKEN_REWARDS]) if placed else None,
     )
@@ -256,8 +256,8 @@ def estimate_advantages(
 def _whole_episodes(batch: Batch) -> tuple[Ints, Ints]:
     """Return an order in which each episode's branches are adjacent, and where episodes end.
 
-    The first result has the numbers of the trajectories, the second the place in the first of each
-    episode's last branch. Otherwise the order is that of the packs.
+    Episodes are in the order of the packs. The first result has the numbers of the trajectories,
+    the second the place of each episode's last branch among them.
     """
     order = packed_order(batch.minis)
     counts = [len(episode.branches) for episode in batch.episodes]
@@ -280,6 +280,7 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
 
 
 def _kl_of_rewards(batch: Batch, scores: BatchColumns, algorithm: RlAlgorithm) -> Entries | None:
+    """Return the KL of each token from the reference if it is a part of the reward, else None."""
     if REFERENCE_LOGPROBS not in scores or algorithm.kl is None or algorithm.kl.place != "reward":
         return None
     order, policy = packed_order(batch.minis), policy_logprobs(scores)

@@ -133,7 +133,7 @@ def score_packs(
     *options: object,
     layout: ColumnLayout = "L",
 ) -> list[Floats]:
-    """Run a method of `Worker` that scores, each pack on its rank; return an array a sample.
+    """Run a method of `Worker` that scores, each pack on its rank; return an array per sample.
 
     The method gets the role, the rank's packs and the `options`. `layout` is that of its scores.
     """
