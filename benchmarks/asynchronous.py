@@ -33,7 +33,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import train
 from plimsoll.jobs.which import spec_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import Trajectory, single_turn
+from plimsoll.records import WEIGHT_VERSIONS, Trajectory, single_turn
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import open_rewards
 from plimsoll.rl.live import Live
@@ -139,7 +139,7 @@ class DelayedCluster(LocalCluster):
             "length" if length == LONGEST else "stop",
             0,
         )
-        return replace(response, weight_versions=np.array(versions)[places])
+        return response.add_columns({WEIGHT_VERSIONS: np.array(versions)[places]})
 
 
 def settings(home: Path, staleness: int, steps: int) -> RunSpec[RlConfig]:

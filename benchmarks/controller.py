@@ -37,16 +37,25 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.records import Pack, Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import (
+    BatchColumns,
+    Pack,
+    Prompt,
+    RewardPart,
+    Trajectory,
+    cut,
+    single_turn,
+)
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import (
+    Batch,
     batch_metrics,
     estimate_advantages,
     has_kl_loss,
     pack_batch,
-    policy_stream,
-    score,
-    token_scores,
+    policy_columns,
+    score_batch,
+    with_columns,
 )
 from plimsoll.run.trajectories import to_bytes, write_trajectories
 from plimsoll.sampler.protocol import EngineSpec, Request
@@ -182,28 +191,33 @@ def step_part(name: str, tokens: int, stack: ExitStack) -> Job:
         return lambda: pack_batch(sampled, spec, STREAMS, STREAMS, 1)
     batch = pack_batch(sampled, spec, STREAMS, STREAMS, 1)
     if name == "score":
-        return lambda: score(batch, spec, cluster)
-    scores = score(batch, spec, cluster)
+        return lambda: score_batch(batch, spec, cluster)
+    scores = score_batch(batch, spec, cluster)
     if name == "advantages":
         return lambda: estimate_advantages(batch, scores, algorithm, 0.1, {})
-    learnables = estimate_advantages(batch, scores, algorithm, 0.1, {})
+    columns = {**scores, **estimate_advantages(batch, scores, algorithm, 0.1, {})}
     if name == "metrics":
-        return lambda: batch_metrics(batch, scores, 0.1)
+        return lambda: batch_metrics(batch, columns, 0.1)
     if name == "journal":
         groups = [sampled[i : i + GROUP] for i in range(0, len(sampled), GROUP)]
         return lambda: [to_bytes(group) for group in groups]
     if name == "trajectories":
-        return lambda: write_trajectories(
-            home / "step.parquet", 1, sampled, token_scores(batch, scores, learnables)
-        )
+        return lambda: write(home, sampled, batch, columns)
     assert name == "train"
+    return lambda: send(cluster, spec, batch, columns)
 
-    def send() -> None:
-        stream = policy_stream(batch, scores, learnables.advantages_L, has_kl_loss(algorithm))
-        for mini in batch.layout.minis:
-            cluster.call(None, [("actor", p, [*map(stream, p)]) for p in mini.packs])
 
-    return send
+def write(home: Path, sampled: list[Trajectory], batch: Batch, columns: BatchColumns) -> None:
+    """Write a step's trajectories with what was computed of them."""
+    computed = {column: entries for column, entries in columns.items() if not column.sampled}
+    write_trajectories(home / "step.parquet", 1, with_columns(sampled, batch, computed))
+
+
+def send(cluster: Any, spec: RunSpec[RlConfig], batch: Batch, columns: BatchColumns) -> None:
+    """Send the ranks what the actor's update needs."""
+    of_loss = policy_columns(columns, has_kl_loss(spec.config.algorithm))
+    for mini in batch.minis:
+        cluster.call(None, [("actor", p, [cut(of_loss, pack) for pack in p]) for p in mini.packs])
 
 
 def whole_step(tokens: int, stack: ExitStack) -> Job:
@@ -214,16 +228,12 @@ def whole_step(tokens: int, stack: ExitStack) -> Job:
     cluster: Any = Streams(STREAMS)
 
     def step() -> None:
-        algorithm = spec.config.algorithm
         batch = pack_batch(sampled, spec, STREAMS, STREAMS, 1)
-        scores = score(batch, spec, cluster)
-        learnables = estimate_advantages(batch, scores, algorithm, 0.1, {})
-        written = token_scores(batch, scores, learnables)
-        write_trajectories(home / "step.parquet", 1, sampled, written)
-        stream = policy_stream(batch, scores, learnables.advantages_L, has_kl_loss(algorithm))
-        for mini in batch.layout.minis:
-            cluster.call(None, [("actor", p, [*map(stream, p)]) for p in mini.packs])
-        batch_metrics(batch, scores, 0.1)
+        scores = score_batch(batch, spec, cluster)
+        columns = {**scores, **estimate_advantages(batch, scores, spec.config.algorithm, 0.1, {})}
+        write(home, sampled, batch, columns)
+        send(cluster, spec, batch, columns)
+        batch_metrics(batch, columns, 0.1)
 
     return step
 

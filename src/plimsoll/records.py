@@ -19,7 +19,7 @@ Shape suffixes used in the whole project:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -41,6 +41,88 @@ Each format of tool calls has such a function."""
 
 FinishReason = Literal["stop", "length", "turns", "time"]
 """Why an episode ended: by itself, or at its limit of length, turns or time."""
+
+
+ColumnLayout = Literal["L", "S"]
+"""Whether numbers belong to the learned tokens or to the sequences of a pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A kind of number that the tokens or the sequences of a batch have beside their ids.
+
+    A column is declared once, as a value. All code that cuts, joins, sends, checks, writes or reads
+    columns does so for every column alike; only code that computes or uses the numbers names one.
+
+    A column has three forms. A trajectory has one number for each response token, shape [R]; tokens
+    that were not sampled have 0. A batch has one entry for each sample: an array of the numbers of
+    the sample's learned tokens, or a number. A pack has the entries of its sequences, joined.
+
+    Attributes:
+        name: The column's name in files; no other column has it.
+        layout: What the numbers belong to.
+        dtype: The type of the numbers.
+        what: The numbers, as messages call them.
+        sampled: Whether the numbers come with the tokens, from a sampler or an environment; else
+            the trainer computes them.
+        in_policy_loss: Whether the policy loss gets the column.
+    """
+
+    name: str
+    layout: ColumnLayout = "L"
+    dtype: str = "float32"
+    what: str = ""
+    sampled: bool = False
+    in_policy_loss: bool = False
+
+    def cut(self, entries: Entries, pack: Pack) -> NDArray[Any]:
+        """Return the entries of a pack's sequences, joined; a filler has no entry."""
+        own = [entries[i] for i in pack.samples_S if i >= 0]
+        if self.layout == "S":
+            return np.array(own, self.dtype)
+        cut_L = np.concatenate([np.zeros(0, self.dtype), *own], dtype=self.dtype)
+        assert len(cut_L) == pack.loss_tokens, f"{self.name} is not of these samples"
+        return cut_L
+
+
+TokenColumns = Mapping[Column, NDArray[Any]]
+"""A number for each response token of a trajectory, shape [R], by column."""
+Entries = Sequence[Any] | NDArray[Any]
+"""The entry of each sample of a batch in one column."""
+BatchColumns = Mapping[Column, Entries]
+"""The entries of a batch's samples by column."""
+PackColumns = Mapping[Column, Any]
+"""For each column the entries of a pack's sequences, joined; or what stays on a rank."""
+
+SAMPLER_LOGPROBS = Column(
+    "sampler_logprobs", what="the sampler's log-probs", sampled=True, in_policy_loss=True
+)
+"""The sampler's log-prob (nats) of each sampled token under the distribution from which it was
+sampled (after temperature)."""
+WEIGHT_VERSIONS = Column("weight_versions", dtype="int64", what="the weight versions", sampled=True)
+"""The version of the weights that sampled each token."""
+TOKEN_REWARDS = Column("token_rewards", what="the rewards of tokens", sampled=True)
+"""Rewards that an environment gave for single tokens; absent if it gave one number."""
+TRAINER_LOGPROBS = Column("trainer_logprobs", what="the actor's log-probs", in_policy_loss=True)
+"""The log-probs (nats) under the old policy, by the trainer.
+
+Absent in a step with a single update, where the policy that learns still is the old policy (see
+`RunSpec.scores_before_learning`)."""
+REFERENCE_LOGPROBS = Column(
+    "reference_logprobs", what="the reference's log-probs", in_policy_loss=True
+)
+"""Log-probs (nats) under the reference."""
+VALUES = Column("values", what="the critic's values")
+"""The critic's values before the step."""
+TEACHER_LOGPROBS = Column("teacher_logprobs", what="the teacher's log-probs")
+"""Log-probs (nats) under a teacher; absent if the actor learns from whole distributions."""
+ADVANTAGES = Column("advantages", what="the advantages", in_policy_loss=True)
+"""The advantages, for the policy loss."""
+RETURNS = Column("returns", what="the returns")
+"""The targets of the value loss."""
+COLUMNS = [value for value in [*globals().values()] if isinstance(value, Column)]
+"""All columns above: those of trajectories, in files too."""
+SAMPLED = [column for column in COLUMNS if column.sampled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +228,10 @@ class Trajectory:
         sample_index: The number within the group, 0 <= sample_index < group size.
         response_tokens: All tokens that follow the prompt, shape [R].
         loss_mask: True for tokens that were sampled, and so can be learned; shape [R].
-        sampler_logprobs: The engine's log-prob of each sampled token under the distribution from
-            which it was sampled (after temperature); 0 for other tokens; shape [R].
-        weight_versions: The version of the weights that sampled each token; shape [R].
+        columns: The numbers of the tokens, shape [R] each. Sampled ones always have
+            `SAMPLER_LOGPROBS` and `WEIGHT_VERSIONS`.
         response_text: The sampled text; with several turns, the text of the last turn.
         turns: The turns of an episode with an environment, in order; they cover all tokens.
-        token_rewards: Rewards that an environment gave for single tokens, shape [R]; None if it
-            gave one number.
         figures: Measurements by an environment, such as seconds, by name.
         earlier: The branches before this one, each with its prompt. A new branch begins if the
             history was rewritten or the episode went on from an earlier place. A sampled token is
@@ -166,20 +245,17 @@ class Trajectory:
     sample_index: int
     response_tokens: Ints
     loss_mask: Bools
-    sampler_logprobs: Floats
-    weight_versions: Ints
+    columns: TokenColumns
     response_text: str
     finish_reason: FinishReason
     rewards: tuple[RewardPart, ...] = ()
     turns: tuple[Turn, ...] = ()
-    token_rewards: Floats | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     earlier: tuple[Trajectory, ...] = ()
     transcript: Transcript | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)
-        for array in (*per_token, *([] if self.token_rewards is None else [self.token_rewards])):
+        for array in (self.loss_mask, *self.columns.values()):
             assert array.shape == self.response_tokens.shape
 
     @property
@@ -195,6 +271,30 @@ class Trajectory:
     def branches(self) -> tuple[Trajectory, ...]:
         """All branches of the episode, in the order in which they were sampled."""
         return (*self.earlier, self)
+
+    @property
+    def sampler_logprobs(self) -> Floats:
+        """The column `SAMPLER_LOGPROBS`."""
+        return self.columns[SAMPLER_LOGPROBS]
+
+    @property
+    def weight_versions(self) -> Ints:
+        """The column `WEIGHT_VERSIONS`."""
+        return self.columns[WEIGHT_VERSIONS]
+
+    @property
+    def token_rewards(self) -> Floats | None:
+        """The column `TOKEN_REWARDS`, or None."""
+        return self.columns.get(TOKEN_REWARDS)
+
+    def change_branches(self, change: Callable[[Trajectory], Trajectory]) -> Trajectory:
+        """Return the episode with each branch changed by a function."""
+        *earlier, last = map(change, self.branches)
+        return replace(last, earlier=tuple(earlier))
+
+    def add_columns(self, columns: TokenColumns) -> Trajectory:
+        """Return the branch with further columns, or with others of the same names."""
+        return replace(self, columns={**self.columns, **columns})
 
 
 def single_turn(
@@ -217,8 +317,10 @@ def single_turn(
         sample_index,
         response_tokens,
         np.ones(shape, np.bool_),
-        sampler_logprobs,
-        np.full(shape, weight_version, np.int64),
+        {
+            SAMPLER_LOGPROBS: sampler_logprobs,
+            WEIGHT_VERSIONS: np.full(shape, weight_version, np.int64),
+        },
         response_text,
         finish_reason,
         rewards,
@@ -398,22 +500,23 @@ def leaders(shared_S: Ints) -> Ints:
     return np.maximum.accumulate(np.where(shared_S == 0, np.arange(len(shared_S)), 0))
 
 
-def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
-    """Return per-sample arrays (one number per learned token) as one array; shape [L], fp32."""
-    pieces = [per_sample[sample] for sample in pack.samples_S if sample >= 0]
-    flat_L = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
-    assert len(flat_L) == pack.loss_tokens
-    return flat_L.astype(np.float32, copy=False)
+def cut(columns: BatchColumns, pack: Pack) -> PackColumns:
+    """Return a batch's columns for the sequences of a pack."""
+    return {column: column.cut(entries, pack) for column, entries in columns.items()}
 
 
-def from_packed(packs: Iterable[Pack], values: Iterable[Floats], samples: int) -> list[Floats]:
-    """Return one array per sample, in batch order; the inverse of `to_packed` for several packs."""
-    arrays: list[Floats | None] = [None] * samples
-    for pack, values_L in zip(packs, values, strict=True):
-        assert len(values_L) == pack.loss_tokens
-        for i, sample in enumerate(pack.samples_S):
-            if sample >= 0:
-                arrays[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
-    missing = [i for i, array in enumerate(arrays) if array is None]
-    assert not missing, f"samples {missing} are in no pack"
-    return [array for array in arrays if array is not None]
+def from_packed(
+    packs: Iterable[Pack], values: Iterable[NDArray[Any]], layout: ColumnLayout = "L"
+) -> list[NDArray[Any]]:
+    """Return an array for each sample, in the order of the batch; the inverse of `Column.cut`.
+
+    `values` has the numbers of each pack in this layout.
+    """
+    arrays: dict[int, NDArray[Any]] = {}
+    for pack, own in zip(packs, values, strict=True):
+        borders = pack.cu_loss_tokens if layout == "L" else np.arange(len(pack.samples_S) + 1)
+        assert len(own) == borders[-1]
+        pieces = zip(pack.samples_S.tolist(), borders[:-1], borders[1:], strict=True)
+        arrays |= {sample: own[begin:end] for sample, begin, end in pieces}
+    arrays.pop(-1, None)  # fillers
+    return [arrays[sample] for sample in range(len(arrays))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import BATCHES, OBJECTIVE, Setting, own_packs, policy_streams, zero_stage
+from engine_cases import BATCHES, OBJECTIVE, Setting, cut_for, own_packs, policy_columns, zero_stage
 from fakecard.control import fail_at
 from ranks import RankProcesses
 
@@ -28,8 +28,8 @@ def train_through(place: Place, model: Path, stage: int) -> tuple[list[str], lis
         worker = Worker(place)
         worker.load_model("actor", Setting(zero_stage(stage)).role(model), 1.0)
         packs = own_packs(place, BATCHES[0], 31)
-        streams = policy_streams(packs, BATCHES[0])
-        step = "actor", packs, streams, BATCHES[0].counts, OBJECTIVE, 1e-3
+        columns = cut_for(packs, policy_columns(BATCHES[0]))
+        step = "actor", packs, columns, BATCHES[0].counts, OBJECTIVE, 1e-3
         fail_at(failure)
         outcome = worker.try_to_train(*step)
         fail_at(-1)

@@ -23,14 +23,22 @@ from plimsoll.config.engine import (
 )
 from plimsoll.data.packing import pack
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
-from plimsoll.trainer.objectives import (
-    NllObjective,
-    PolicyObjective,
-    PolicyStream,
-    ValueObjective,
-    ValueStream,
+from plimsoll.records import (
+    ADVANTAGES,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    SAMPLER_LOGPROBS,
+    TRAINER_LOGPROBS,
+    VALUES,
+    BatchColumns,
+    BatchCounts,
+    Floats,
+    Pack,
+    PackColumns,
+    Sample,
+    cut,
 )
+from plimsoll.trainer.objectives import NllObjective, PolicyObjective, ValueObjective
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import UpdateResult, Worker
 from plimsoll.trainer.zero.config import ZeroConfig
@@ -170,44 +178,45 @@ def own_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
     return pack(batch.samples, place.ranks, budget)[place.rank]
 
 
-def policy_streams(packs: Sequence[Pack], batch: Batch) -> list[PolicyStream]:
-    """Return what packs of sampled responses carry."""
-    return [
-        PolicyStream(
-            to_packed(p, batch.advantages),
-            to_packed(p, batch.old_logprobs),  # the sampler's; without a correction only measured
-            to_packed(p, batch.old_logprobs),
-            to_packed(p, batch.reference_logprobs),
-        )
-        for p in packs
-    ]
+def policy_columns(batch: Batch) -> BatchColumns:
+    """Return what sampled responses carry."""
+    return {
+        ADVANTAGES: batch.advantages,
+        SAMPLER_LOGPROBS: batch.old_logprobs,  # without a correction only measured
+        TRAINER_LOGPROBS: batch.old_logprobs,
+        REFERENCE_LOGPROBS: batch.reference_logprobs,
+    }
 
 
-def value_streams(packs: Sequence[Pack], batch: Batch) -> list[ValueStream]:
-    """Return what packs of a critic carry."""
-    return [ValueStream(to_packed(p, batch.returns), to_packed(p, batch.old_values)) for p in packs]
+def value_columns(batch: Batch) -> BatchColumns:
+    """Return what a critic learns from."""
+    return {RETURNS: batch.returns, VALUES: batch.old_values}
+
+
+def cut_for(packs: Sequence[Pack], columns: BatchColumns) -> list[PackColumns]:
+    """Return the columns of each pack."""
+    return [cut(columns, pack) for pack in packs]
 
 
 def sft_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> UpdateResult:
     packs = own_packs(place, batch, budget)
-    streams = [None] * len(packs)
-    return worker.train("actor", packs, streams, batch.counts, NllObjective(), rate)
+    return worker.train("actor", packs, cut_for(packs, {}), batch.counts, NllObjective(), rate)
 
 
 def policy_step(
     worker: Worker, place: Place, batch: Batch, budget: int, rate: float
 ) -> UpdateResult:
     packs = own_packs(place, batch, budget)
-    streams = policy_streams(packs, batch)
-    return worker.train("actor", packs, streams, batch.counts, OBJECTIVE, rate)
+    columns = cut_for(packs, policy_columns(batch))
+    return worker.train("actor", packs, columns, batch.counts, OBJECTIVE, rate)
 
 
 def value_step(
     worker: Worker, place: Place, batch: Batch, budget: int, rate: float
 ) -> UpdateResult:
     packs = own_packs(place, batch, budget)
-    streams = value_streams(packs, batch)
-    return worker.train("critic", packs, streams, batch.counts, ValueObjective(CLIP_VALUE), rate)
+    columns = cut_for(packs, value_columns(batch))
+    return worker.train("critic", packs, columns, batch.counts, ValueObjective(CLIP_VALUE), rate)
 
 
 def train_sft(

@@ -19,9 +19,10 @@ from engine_cases import (
     SEED,
     SPARSE,
     Batch,
+    cut_for,
     own_packs,
-    policy_streams,
-    value_streams,
+    policy_columns,
+    value_columns,
 )
 from engine_reference import (
     Loss,
@@ -46,12 +47,14 @@ from pair_cases import (
 from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.jobs.rm_loop import pairs_of
-from plimsoll.records import Floats, Pack
+from plimsoll.records import Floats, Pack, PackColumns
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.trainer.objectives import (
+    DESIRABLE,
+    MARGIN,
+    SEQUENCE_REFERENCE,
+    STEP_LABELS,
     FeedbackObjective,
-    FeedbackStream,
     NllObjective,
     ProcessObjective,
     RewardObjective,
@@ -74,12 +77,12 @@ class Lesson:
     """What one rank learns from in one step.
 
     Attributes:
-        streams: One for each pack; None where the teacher has made them.
+        columns: Those of each pack; None where the teacher has made them.
     """
 
     packs: list[Pack]
-    streams: Sequence[Any] | None
-    objective: Objective[Any]
+    columns: Sequence[PackColumns] | None
+    objective: Objective
 
 
 Teach = Callable[[Worker, Place, Batch, int, bool], Lesson]
@@ -117,51 +120,54 @@ class Job:
 
 def _imitate(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_packs(place, batch, budget)
-    return Lesson(packs, [None] * len(packs), NllObjective())
+    return Lesson(packs, cut_for(packs, {}), NllObjective())
 
 
 def _sample(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_packs(place, batch, budget)
-    return Lesson(packs, policy_streams(packs, batch), OBJECTIVE)
+    return Lesson(packs, cut_for(packs, policy_columns(batch)), OBJECTIVE)
 
 
 def _estimate(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_packs(place, batch, budget)
-    return Lesson(packs, value_streams(packs, batch), ValueObjective(CLIP_VALUE))
+    columns = cut_for(packs, value_columns(batch))
+    return Lesson(packs, columns, ValueObjective(CLIP_VALUE))
 
 
 def _prefer(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_pair_packs(place, batch, budget, share=share)
-    return Lesson(packs, worker.sequence_log_probs("reference", packs), DPO)
+    scored = worker.sequence_log_probs("reference", packs)
+    return Lesson(packs, [{SEQUENCE_REFERENCE: scores} for scores in scored], DPO)
 
 
 def _prefer_alone(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_pair_packs(place, batch, budget, share=share)
-    return Lesson(packs, [None] * len(packs), SIMPO)
+    return Lesson(packs, cut_for(packs, {}), SIMPO)
 
 
 def _rate(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_packs(place, batch, budget)
     scored = worker.sequence_log_probs("reference", packs)
     numbers = [pack.samples_S[pack.samples_S >= 0] for pack in packs]
-    streams = [
-        FeedbackStream(scores[: len(own)], own % 2 == 0)
+    columns = [
+        {SEQUENCE_REFERENCE: scores[: len(own)], DESIRABLE: own % 2 == 0}
         for scores, own in zip(scored, numbers, strict=True)
     ]
     half = batch.counts.sequences // 2
     loss = Choice(name="kto", options=dict(FEEDBACK))
-    return Lesson(packs, streams, FeedbackObjective(loss, KL, LabelCounts(half, half)))
+    return Lesson(packs, columns, FeedbackObjective(loss, KL, LabelCounts(half, half)))
 
 
 def _reward(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_pair_packs(place, batch, budget, share=share)
-    streams = [MARGINS[pairs_of(pack)] for pack in packs]
-    return Lesson(packs, streams, RewardObjective(Choice(name="log_sigmoid"), CENTRING))
+    columns = cut_for(packs, {MARGIN: np.repeat(MARGINS, 2)})
+    return Lesson(packs, columns, RewardObjective(Choice(name="log_sigmoid"), CENTRING))
 
 
 def _reward_steps(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:
     packs = own_packs(place, batch, budget)
-    return Lesson(packs, [labels_of(pack.targets_L) for pack in packs], ProcessObjective())
+    columns = [{STEP_LABELS: labels_of(pack.targets_L)} for pack in packs]
+    return Lesson(packs, columns, ProcessObjective())
 
 
 def _distil(worker: Worker, place: Place, batch: Batch, budget: int, share: bool) -> Lesson:

@@ -14,7 +14,7 @@ from ranks import RankProcesses
 from plimsoll.cluster.protocol import Cluster, Pending, Shortages
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import SAMPLER_LOGPROBS, WEIGHT_VERSIONS, Prompt, RewardPart, Trajectory
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
@@ -121,8 +121,10 @@ def _trajectory(rng: np.random.Generator, prompt: Prompt, group: int, index: int
         sample_index=index,
         response_tokens=rng.integers(0, VOCAB, length),
         loss_mask=loss_mask,
-        sampler_logprobs=np.where(loss_mask, drawn, 0).astype(np.float32),
-        weight_versions=np.zeros(length, np.int64),
+        columns={
+            SAMPLER_LOGPROBS: np.where(loss_mask, drawn, 0).astype(np.float32),
+            WEIGHT_VERSIONS: np.zeros(length, np.int64),
+        },
         response_text="",
         finish_reason="stop",
         rewards=tuple(

@@ -27,7 +27,7 @@ from plimsoll.algorithm.inputs import (
 )
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
 from plimsoll.config.base import Choice
-from plimsoll.records import Sample, Trajectory
+from plimsoll.records import SAMPLER_LOGPROBS, Sample, Trajectory
 
 Metrics = dict[str, Tensor]
 
@@ -166,8 +166,9 @@ def _actor_loss(
     logprobs, entropy = (torch.cat(column) for column in zip(*pairs, strict=True))
     old = of(scored.old) if case.mini_batches > 1 else logprobs.detach()
     sizes = [scored.lengths[i] for i in members]
-    inputs = PolicyLossInputs(logprobs, old, of(advantages), _offsets(sizes))
-    whole = PolicyObjectiveInputs(inputs, of(scored.sampler), entropy, None)
+    columns = {SAMPLER_LOGPROBS: of(scored.sampler)}
+    inputs = PolicyLossInputs(logprobs, old, of(advantages), _offsets(sizes), columns)
+    whole = PolicyObjectiveInputs(inputs, entropy)
     found = policy_loss(Choice(name=case.policy_loss))(whole)
     loss, metrics = found.loss_L, {n: x.mean() for n, x in found.metrics.items()}
     if case.correction is not None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_streams
+from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_columns
 from torch import Tensor, nn
 
 from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.records import Pack
 from plimsoll.train.update import OptimizerStep, update
-from plimsoll.trainer.objectives import PolicyStream
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import UpdateResult, Worker
 
@@ -107,10 +104,6 @@ class Survived:
     before: list[int] = field(default_factory=list)
 
 
-def stream(batch: Batch, packed: Pack) -> PolicyStream:
-    return policy_streams([packed], batch)[0]
-
-
 def train_through(
     place: Place,
     model: Path,
@@ -136,7 +129,7 @@ def train_through(
             if groups is None
             else pack_groups(batch.samples, groups, place.ranks, budget)
         )
-        step = OptimizerStep(packs, batch.counts, OBJECTIVE, partial(stream, batch))
+        step = OptimizerStep(packs, batch.counts, OBJECTIVE, policy_columns(batch))
         mine = [f for f in faults if f.step == number and f.rank == place.rank]
         if mine:
             with full_card(worker._engines["actor"].module, mine[0]):

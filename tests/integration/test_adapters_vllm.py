@@ -180,7 +180,7 @@ def test_an_adapter_beside_the_engines_own_weights_is_sampled_from(beside: Pair)
     found = beside.loop.run(beside.engine.generate(Request(prompts, 2, sampling, seed=1)))
     assert {v for t in found for v in t.weight_versions} == {7}
     packs = packs_of(found)
-    expected = from_packed(packs, beside.worker.log_probs("actor", packs), len(found))
+    expected = from_packed(packs, beside.worker.log_probs("actor", packs))
     sampled = np.concatenate([t.sampler_logprobs for t in found])
     assert np.abs(sampled - np.concatenate(expected)).mean() < ROUNDING
 

@@ -69,10 +69,9 @@ def train_save_score(place: Place, model: Path, setting: Setting, out: Path) -> 
         value_step(worker, place, batch, 31, rate)
     save_both(worker, out)
     packs = own_packs(ONE, BATCHES[0], 31)
-    samples = len(BATCHES[0].samples)
     return Scored(
-        from_packed(packs, worker.log_probs("actor", packs), samples),
-        from_packed(packs, worker.values("critic", packs), samples),
+        from_packed(packs, worker.log_probs("actor", packs)),
+        from_packed(packs, worker.values("critic", packs)),
         sent_weights(worker),
     )
 

@@ -132,9 +132,8 @@ def train_save_score(
     take_steps(worker, place, (1,))
     save_both(worker, out)
     packs = own_packs(Place(0, 1, "", 0, "cpu", 1), BATCHES[0], 31)
-    samples = len(BATCHES[0].samples)
-    logprobs = from_packed(packs, worker.log_probs("actor", packs), samples)
-    return logprobs, from_packed(packs, worker.values("critic", packs), samples)
+    logprobs = from_packed(packs, worker.log_probs("actor", packs))
+    return logprobs, from_packed(packs, worker.values("critic", packs))
 
 
 @pytest.mark.parametrize(

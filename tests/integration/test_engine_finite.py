@@ -11,14 +11,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from choice import slow
-from engine_cases import BATCHES, RATES, Setting, make_batch, own_packs, sft_step, zero_stage
+from engine_cases import (
+    BATCHES,
+    RATES,
+    Setting,
+    cut_for,
+    make_batch,
+    own_packs,
+    sft_step,
+    zero_stage,
+)
 from ranks import RankProcesses
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import EmaConfig
 from plimsoll.errors import PlimsollError
-from plimsoll.records import to_packed
-from plimsoll.trainer.objectives import PolicyObjective, PolicyStream
+from plimsoll.records import ADVANTAGES, SAMPLER_LOGPROBS
+from plimsoll.trainer.objectives import PolicyObjective
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import UpdateResult, Worker
 
@@ -29,11 +38,9 @@ def step_on_nan(worker: Worker, place: Place) -> UpdateResult:
     packs = own_packs(place, batch, 64)
     number = np.nan if place.rank == 0 else 1.0
     advantages = [np.full_like(a, number) for a in batch.advantages]
-    streams = [
-        PolicyStream(to_packed(p, advantages), to_packed(p, advantages), None, None) for p in packs
-    ]
+    columns = cut_for(packs, {ADVANTAGES: advantages, SAMPLER_LOGPROBS: advantages})
     objective = PolicyObjective(Choice(name="clip"))
-    return worker.train("actor", packs, streams, batch.counts, objective, RATES[0])
+    return worker.train("actor", packs, columns, batch.counts, objective, RATES[0])
 
 
 def refused_step(place: Place, model: Path, setting: Setting) -> tuple[str, bool]:

@@ -7,25 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_cases import BATCHES, RATES, Setting, own_packs, zero_stage
+from engine_cases import BATCHES, RATES, Setting, cut_for, own_packs, zero_stage
 from engine_reference import summed
 from ranks import RankProcesses
 
 from plimsoll.config.engine import AdapterConfig
-from plimsoll.model.policy import EmbeddingNoise
-from plimsoll.records import Pack
-from plimsoll.trainer.objectives import NllObjective
+from plimsoll.trainer.objectives import NOISE_SEEDS, NllObjective
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import UpdateResult, Worker
 
 ADAPTER = AdapterConfig(rank=4, alpha=8)
-
-
-def noise_of(pack: Pack) -> EmbeddingNoise:
-    """Sample i has the seed 7 + i; a filler's noise is not learned from."""
-    places = [max(0, int(i)) for i in pack.samples_S]
-    lengths = (pack.cu_seqlens[1:] - pack.cu_seqlens[:-1]).tolist()
-    return EmbeddingNoise(5.0, tuple(lengths), tuple(7 + place for place in places))
 
 
 def train_noisily(place: Place, model: Path, setting: Setting) -> list[UpdateResult]:
@@ -34,8 +25,9 @@ def train_noisily(place: Place, model: Path, setting: Setting) -> list[UpdateRes
     results = []
     for batch, rate in zip(BATCHES[:2], RATES[:2], strict=True):
         packs = own_packs(place, batch, setting.micro_batch_tokens)
-        streams = [noise_of(pack) for pack in packs]
-        results.append(worker.train("actor", packs, streams, batch.counts, NllObjective(), rate))
+        seeds = range(7, 7 + len(batch.samples))
+        columns = cut_for(packs, {NOISE_SEEDS: seeds})
+        results.append(worker.train("actor", packs, columns, batch.counts, NllObjective(5.0), rate))
     return results
 
 

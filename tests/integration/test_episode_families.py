@@ -30,7 +30,7 @@ from plimsoll.environment.protocol import Message, Observation, Reply, Step, Too
 from plimsoll.machine.host import free_port
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.rl.layout import lay_out
+from plimsoll.rl.layout import lay_out, score
 from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sync.proof import prepare_sync, prove
@@ -211,8 +211,8 @@ def test_the_trainers_tokens_are_the_engines(
     every = [(number, one) for number, t in enumerate(found) for one in t.branches]
     branches = [one for _, one in every]
     members = [np.arange(len(branches))]
-    layout = lay_out(branches, members, 1, 4096, beside=[number for number, _ in every])
-    scored = layout.by_trajectory(layout.score(Trainer(pair.worker), Worker.log_probs, "actor"))
+    minis = lay_out(branches, members, 1, 4096, beside=[number for number, _ in every])
+    scored = score(minis, Trainer(pair.worker), Worker.log_probs, "actor")
     sync = prepare_sync(pair, SyncConfig(), PROBE, "float32")
     bound = sync.bound(prove(sync, 0).rounding)
     assert bound < 1e-4

@@ -11,6 +11,7 @@ from ranks import RankProcesses
 from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
+from plimsoll.model.policy import PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker

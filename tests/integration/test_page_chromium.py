@@ -16,13 +16,13 @@ from pages import Page, expect
 from plimsoll.commands.report import Reader, answer_with, report_run
 from plimsoll.page.serve import RUNS, View, join_scripts, render_page
 from plimsoll.page.watched import watch_runs
-from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import ADVANTAGES, Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row, write_rows
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.phases import CurrentPhase, write_current_phase
 from plimsoll.run.readings import Footprint, Line
-from plimsoll.run.trajectories import TokenScores, write_trajectories
+from plimsoll.run.trajectories import write_trajectories
 
 pytestmark = pages.needs_chromium
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -82,10 +82,9 @@ def write_run(path: Path, steps: int, groups: int = 2, process: str = "local") -
     ]
     write_ledger(run.ledger_path, ledger)
     found = [sampled(number, sample) for number in range(groups) for sample in range(2)]
-    advantages = [np.array([0.5, -0.5], dtype=np.float32)] * len(found)
-    write_trajectories(
-        run.trajectories_path(steps), steps, found, TokenScores(advantages=advantages)
-    )
+    advantages = np.array([0.5, -0.5], dtype=np.float32)
+    scored = [t.add_columns({ADVANTAGES: advantages}) for t in found]
+    write_trajectories(run.trajectories_path(steps), steps, scored)
     return run
 
 
@@ -110,7 +109,7 @@ def test_a_live_page_shows_each_new_step(run: RunDirectory, chromium: Any) -> No
         header.get_by_text("train_actor").wait_for()
         reward.get_by_text("0.625").wait_for()
         header.get_by_text("entropy is 9, healthy is 0.01 to 4").wait_for()
-        write_trajectories(run.trajectories_path(21), 21, [sampled(7, 0)], None)
+        write_trajectories(run.trajectories_path(21), 21, [sampled(7, 0)])
         page.get_by_text("Step 21: the best responses").wait_for()
         page.get_by_role("button", name="all of group 7").click()
         page.get_by_text("Step 21, group 7").wait_for()

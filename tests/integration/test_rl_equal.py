@@ -19,11 +19,12 @@ from ranks import RankProcesses
 from rl_cases import GREEDY, KL, LARGE, SMALL, Case, ServingRanks, trajectories
 from rl_reference import PlainRole, distance, plain_rl
 
+from plimsoll import records
 from plimsoll.config.choice import built_in_names
 from plimsoll.jobs.rl_loop import train_actor, train_critic
-from plimsoll.records import Floats
-from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
-from plimsoll.rl.layout import ColumnLayout
+from plimsoll.records import VALUES, Floats
+from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score_batch
+from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
 from plimsoll.train.loading import load_role
 from plimsoll.trainer.worker import Worker
@@ -108,31 +109,31 @@ def train(ranks: RankProcesses, case: Case, model: Path, other: Path, out: Path)
     for name in spec.roles:
         load_role(cluster, spec, name)
     batch = pack_batch(trajectories(), spec, case.ranks, case.ranks, step=1)
-    scores = score(batch, spec, cluster)
-    found = estimate_advantages(batch, scores, spec.config.algorithm, KL, GREEDY)
+    scores = score_batch(batch, spec, cluster)
+    columns = {
+        **scores,
+        **estimate_advantages(batch, scores, spec.config.algorithm, KL, GREEDY),
+    }
     state = RunState(0, 0, 0, 0, KL, 0.0)
-    metrics = {"actor": train_actor(batch, scores, found.advantages_L, spec, cluster, state)}
-    if scores.values_L is not None:
-        assert found.returns_L is not None
-        columns = (scores.values_L, found.returns_L)
-        metrics["critic"] = train_critic(batch, *columns, spec, cluster, state)
+    metrics = {"actor": train_actor(batch, columns, spec, cluster, state)}
+    if VALUES in columns:
+        metrics["critic"] = train_critic(batch, columns, spec, cluster, state)
     for role in metrics:
         cluster.all(Worker.save_model, role, out / role)
     group.end()
-    return Trained(batch, batch.layout.by_trajectory(found.advantages_L), metrics)
+    return Trained(batch, [*columns[records.ADVANTAGES]], metrics)
 
 
 def updates_of(batch: Batch) -> dict[str, list[list[int]]]:
     """Return for each role which trajectories each update sees, in order."""
-    layouts = {"actor": batch.layout, "critic": batch.critic_layout}
-    return {role: updates_in(batch, layout) for role, layout in layouts.items()}
+    minis = {"actor": batch.minis, "critic": batch.critic_minis}
+    return {role: updates_in(batch, own) for role, own in minis.items()}
 
 
-def updates_in(batch: Batch, layout: ColumnLayout) -> list[list[int]]:
-    order = layout.trajectory_S
+def updates_in(batch: Batch, minis: list[MiniBatch]) -> list[list[int]]:
     return [
-        [int(order[s]) for pack in chain(*mini.packs) for s in pack.samples_S if s >= 0]
-        for _, mini in batch.schedule(layout, 1)
+        [int(s) for pack in chain(*mini.packs) for s in pack.samples_S if s >= 0]
+        for _, mini in batch.schedule(minis, 1)
     ]
 
 
@@ -195,21 +196,17 @@ def packed(case: Case) -> Batch:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_batches_are_divided_as_they_should_be(ranks: int) -> None:
-    """The small budget spreads groups over several packs; with the large one each rank has one
-    pack."""
-    small = packed(replace(HARD, ranks=ranks, mini_batches=1)).layout
-    [mini] = small.minis
+    """With the small budget groups lie in several packs, with the large one each rank has one."""
+    [mini] = packed(replace(HARD, ranks=ranks, mini_batches=1)).minis
     packs = [pack for own in mini.packs for pack in own]
-    groups = [
-        {trajectories()[small.trajectory_S[s]].group for s in p.samples_S if s >= 0} for p in packs
-    ]
+    groups = [{trajectories()[s].group for s in p.samples_S if s >= 0} for p in packs]
     assert sum(0 in own for own in groups) > 1 and sum(2 in own for own in groups) > 1
     assert any(pack.shared_S.any() for pack in packs)
     assert not any(
         p.shared_S.any()
-        for own in packed(replace(HARD, ranks=ranks, share_prompts=False)).layout.minis[0].packs
+        for own in packed(replace(HARD, ranks=ranks, share_prompts=False)).minis[0].packs
         for p in own
     )
-    [mini] = packed(replace(HARD, ranks=ranks, mini_batches=1, budget=LARGE)).layout.minis
+    [mini] = packed(replace(HARD, ranks=ranks, mini_batches=1, budget=LARGE)).minis
     assert [len(own) for own in mini.packs] == [1] * ranks
     assert sum(not t.loss_mask.any() for t in trajectories()) == 1

@@ -193,7 +193,7 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
     bucket = gathered(worker, names)
     assert bucket is not None
     [packs] = pack(rows, 1, 64)
-    return Restored(bucket, from_packed(packs, worker.log_probs("actor", packs), len(rows)))
+    return Restored(bucket, from_packed(packs, worker.log_probs("actor", packs)))
 
 
 @pytest.mark.usefixtures("whole")

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from plimsoll.commands.demo import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.records import ADVANTAGES, COLUMNS, TEACHER_LOGPROBS
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.trajectories import read_scores, read_trajectories
+from plimsoll.run.trajectories import read_trajectories
 
 STEPS = 24
 CONFIG: dict[str, Any] = {
@@ -69,14 +70,13 @@ def test_what_is_learned_is_the_difference_of_stored_log_probs(home: Path) -> No
     rows = trained(home, "mixed", "grpo", rewards=rewards, algorithm={"distill_weight": 0.25})
     assert {"reward", "teacher_divergence"} <= rows[0].keys()
     path = RunDirectory(home / "mixed").trajectories_path(1)
-    scores, sampled = read_scores(path), read_trajectories(path)
-    assert scores.teacher_logprobs is not None and scores.advantages is not None
-    for i, own in enumerate(sampled):
+    sampled = read_trajectories(path, COLUMNS)
+    for own in sampled:
         group = [t.reward for t in sampled if t.group == own.group]
         spread = np.std(group, ddof=1)
         of_reward = (own.reward - np.mean(group)) / (spread + 1e-6)
-        gap = scores.teacher_logprobs[i] - own.sampler_logprobs
-        np.testing.assert_allclose(scores.advantages[i], of_reward + 0.25 * gap, atol=1e-4)
+        gap = own.columns[TEACHER_LOGPROBS] - own.sampler_logprobs
+        np.testing.assert_allclose(own.columns[ADVANTAGES], of_reward + 0.25 * gap, atol=1e-4)
     assert run_here(home, "rollouts", "mixed", "--bundle", "mixed.zip").code == 0
     checked = run_here(home, "check-bundle", "mixed.zip")
     assert checked.code == 0, checked.err

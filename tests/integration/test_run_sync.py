@@ -117,7 +117,7 @@ class Pair:
     ) -> list[Floats]:
         [packs] = pack([learned_after(1, tokens) for tokens in sequences], 1, 256)
         found = self.worker.probe_log_probs("actor", packs, disturbance)
-        return from_packed(packs, found, len(sequences))
+        return from_packed(packs, found)
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
         return [self.loop.run(self.engine.log_probs(sequences))]
@@ -228,7 +228,7 @@ def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator | None = 
     [packs] = pack(rows, 1, 256)
     counts = BatchCounts(sum(int(row.loss_mask.sum()) for row in rows), len(rows))
     for _ in range(3):
-        worker.train("actor", packs, [None] * len(packs), counts, NllObjective(), rate)
+        worker.train("actor", packs, [{}] * len(packs), counts, NllObjective(), rate)
 
 
 def test_the_saved_model_in_vllm_gives_the_trainers_log_probs(pair: Pair) -> None:
@@ -289,12 +289,12 @@ def test_the_samplers_log_probs_are_the_trainers_at_the_sampling_temperature(pai
     assert order == [(i, k) for i in range(6) for k in range(2)]
     assert {v for t in found for v in t.weight_versions} == {2}
     packs = packs_of(found)
-    expected = from_packed(packs, pair.worker.log_probs("actor", packs), len(found))
+    expected = from_packed(packs, pair.worker.log_probs("actor", packs))
     gaps = np.concatenate(
         [np.abs(t.sampler_logprobs - e) for t, e in zip(found, expected, strict=True)]
     )
     assert len(gaps) > 60 and gaps.mean() < 0.02
-    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs), len(found))
+    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs))
     sampled = np.concatenate([t.sampler_logprobs for t in found])
     assert np.abs(sampled - np.concatenate(at_one)).mean() > 0.1
 
@@ -384,7 +384,7 @@ def test_each_stage_of_an_engine_takes_its_own_layers(tmp_path: Path) -> None:
         prompts = tuple(Prompt(i, RNG.integers(0, 15, 4 + i), "") for i in range(6))
         found = pair.loop.run(pair.engine.generate(Request(prompts, 2, sampling, seed=1)))
         packs = packs_of(found)
-        expected = from_packed(packs, worker.log_probs("actor", packs), len(found))
+        expected = from_packed(packs, worker.log_probs("actor", packs))
         for trajectory, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(trajectory.sampler_logprobs, wanted, atol=1e-4)
 

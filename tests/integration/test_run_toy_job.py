@@ -70,7 +70,7 @@ def run(spec, planned):
 
 def learn(work, batch):
     packs = pack(batch, work.cluster.streams, work.spec.workload.budget)
-    return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), lambda pack: None)
+    return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), {})
 
 
 def evaluate(work):

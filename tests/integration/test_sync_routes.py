@@ -65,7 +65,7 @@ def train(cluster: Cluster, rate: float) -> None:
     counts = BatchCounts(4 * 23, 4)
     cluster.call(
         Worker.train,
-        [("actor", own, [None] * len(own), counts, NllObjective(), rate) for own in packs],
+        [("actor", own, [{}] * len(own), counts, NllObjective(), rate) for own in packs],
     ).result()
 
 

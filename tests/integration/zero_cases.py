@@ -355,7 +355,7 @@ def _step(worker: Worker, place: Place, case: Case, number: int) -> UpdateResult
     job, batch = JOBS[case.job], case.batches[number]
     lesson = job.teach(worker, place, batch, BUDGETS[case.split], case.split != "one")
     return worker.train(
-        "actor", lesson.packs, lesson.streams, batch.counts, lesson.objective, RATES[number]
+        "actor", lesson.packs, lesson.columns, batch.counts, lesson.objective, RATES[number]
     )
 
 

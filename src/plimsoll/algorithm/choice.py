@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from numbers import Real
 from typing import Generic, TypeVar
 
@@ -35,6 +35,7 @@ from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.rl import FUNCTIONS, PACKAGE
 from plimsoll.errors import ConfigError, PlimsollError, failure
+from plimsoll.records import SAMPLER_LOGPROBS
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_reference, needs_sampler
 
 Output = TypeVar("Output")
@@ -68,7 +69,7 @@ def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
 
     if needs_sampler(choice):
         compared = _resolve(choice, "policy_loss", TokenLoss, shapes, arguments=2)
-        return lambda inputs: compared(inputs.policy, inputs.sampler_logprobs_L)
+        return lambda inputs: compared(inputs.policy, inputs.policy.columns[SAMPLER_LOGPROBS])
     loss = _resolve(choice, "policy_loss", TokenLoss, shapes)
     return lambda inputs: loss(inputs.policy)
 
@@ -233,12 +234,14 @@ def _describe(value: object) -> str:
 
 
 def _tensors(*values: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors among values and, recursively, in their fields."""
+    """Yield the tensors among values and, recursively, in their fields and columns."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors(*value.values())
         elif is_dataclass(value):
-            yield from _tensors(*(getattr(value, field.name) for field in fields(value)))
+            yield from _tensors(vars(value))
 
 
 def _versions(inputs: tuple[object, ...]) -> list[int]:

@@ -10,12 +10,13 @@ advantages_L[2] belongs to the only learned token of the second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from plimsoll.algorithm.sequences import sums, token_rewards
-from plimsoll.records import BatchCounts
+from plimsoll.records import BatchCounts, Column
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,19 @@ class PolicyLossInputs:
         old_logprobs_L: the same under the policy as it was when the step began, by the trainer.
         advantages_L: the advantage of each token.
         cu_loss_tokens: int, shape [S + 1].
+        columns: all columns of the policy loss, shape [L], these among them; see `records.Column`.
     """
 
     logprobs_L: Tensor
     old_logprobs_L: Tensor
     advantages_L: Tensor
     cu_loss_tokens: Tensor
+    columns: Mapping[Column, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.logprobs_L.ndim == 1 and self.cu_loss_tokens.ndim == 1
-        assert self.logprobs_L.shape == self.old_logprobs_L.shape == self.advantages_L.shape
+        for x_L in (self.old_logprobs_L, self.advantages_L, *self.columns.values()):
+            assert x_L.shape == self.logprobs_L.shape
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from plimsoll.algorithm.inputs import (
 )
 from plimsoll.algorithm.ratios import KlEstimator, is_clamped, kl, mismatch_metrics, ratios
 from plimsoll.algorithm.sequences import means
-from plimsoll.records import BatchCounts
+from plimsoll.records import REFERENCE_LOGPROBS, SAMPLER_LOGPROBS, BatchCounts
 
 Aggregation = Literal["tokens", "sequences", "constant"]
 
@@ -59,28 +59,23 @@ class PolicyObjectiveInputs:
     """The inputs of the actor's objective for one micro-batch.
 
     Attributes:
-        policy: the inputs of the policy loss.
-        sampler_logprobs_L: the sampler's log-probs of the tokens that it sampled.
+        policy: the inputs of the policy loss. Its columns have the sampler's log-probs, and the
+            reference's unless no KL is added.
         entropy_L: the entropy (nats) of the policy's distribution at each learned token; it needs a
             gradient only if there is an entropy bonus.
-        reference_logprobs_L: the reference's log-probs of the sampled tokens; None: no KL is added.
     """
 
     policy: PolicyLossInputs
-    sampler_logprobs_L: Tensor
     entropy_L: Tensor
-    reference_logprobs_L: Tensor | None
 
     def __post_init__(self) -> None:
-        shape = self.policy.logprobs_L.shape
-        assert self.entropy_L.shape == shape == self.sampler_logprobs_L.shape
-        assert self.reference_logprobs_L is None or self.reference_logprobs_L.shape == shape
+        assert self.entropy_L.shape == self.policy.logprobs_L.shape
 
     @property
     def correction(self) -> CorrectionInputs:
         """The inputs of a correction: the trainer's old log-probs minus the sampler's."""
-        old_L = self.policy.old_logprobs_L
-        return CorrectionInputs(old_L - self.sampler_logprobs_L, self.policy.cu_loss_tokens)
+        logratio_L = self.policy.old_logprobs_L - self.policy.columns[SAMPLER_LOGPROBS]
+        return CorrectionInputs(logratio_L, self.policy.cu_loss_tokens)
 
 
 @dataclass(frozen=True)
@@ -140,9 +135,10 @@ def policy_objective(
     metrics = {name: token_mean(x_L.detach(), counts) for name, x_L in metrics_L.items()}
     entropy = token_mean(inputs.entropy_L, counts)
     metrics |= {"policy_loss": loss.detach(), "entropy": entropy.detach()}
-    if inputs.reference_logprobs_L is not None:
-        kl_L = _kl(inputs, terms)
-        distance_L = inputs.policy.logprobs_L - inputs.reference_logprobs_L
+    reference_L = inputs.policy.columns.get(REFERENCE_LOGPROBS)
+    if reference_L is not None:
+        kl_L = _kl(inputs.policy, reference_L, terms)
+        distance_L = inputs.policy.logprobs_L - reference_L
         metrics["kl_loss"] = token_mean(kl_L.detach(), counts)
         metrics["kl_clamped"] = token_mean(is_clamped(distance_L), counts)
         loss = loss + terms.kl_coefficient * total(kl_L)
@@ -151,12 +147,10 @@ def policy_objective(
     return LossOutput(loss=loss, metrics=metrics)
 
 
-def _kl(inputs: PolicyObjectiveInputs, terms: PolicyTerms) -> Tensor:
-    assert inputs.reference_logprobs_L is not None
-    policy = inputs.policy
-    kl_L = kl(policy.logprobs_L, inputs.reference_logprobs_L, terms.kl_estimator)
+def _kl(policy: PolicyLossInputs, reference_L: Tensor, terms: PolicyTerms) -> Tensor:
+    kl_L = kl(policy.logprobs_L, reference_L, terms.kl_estimator)
     if not terms.ratio_corrected:
         return kl_L
     ratio_L = ratios(policy.logprobs_L.detach() - policy.old_logprobs_L)
-    learned_L = ratio_L * kl(policy.logprobs_L, inputs.reference_logprobs_L, "k2")
+    learned_L = ratio_L * kl(policy.logprobs_L, reference_L, "k2")
     return learned_L + (ratio_L * kl_L - learned_L).detach()

@@ -133,7 +133,7 @@ class ActorRoute:
         rank_log_probs = self._cluster.call(
             Worker.probe_log_probs, [(self.role, rank_packs, disturbance) for rank_packs in packs]
         ).result()
-        return from_packed(chain(*packs), chain(*rank_log_probs), len(samples))
+        return from_packed(chain(*packs), chain(*rank_log_probs))
 
     def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
         """Return the log-probs of each engine, as `trainer_log_probs` returns the trainer's."""

@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
 from plimsoll import __version__
 from plimsoll.algorithm.choice import correction, policy_loss
@@ -30,23 +31,32 @@ from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.rl import RlAlgorithm
 from plimsoll.config.yaml_tree import Tree, value_at
 from plimsoll.errors import ConfigError
-from plimsoll.records import BatchCounts, Floats, Trajectory
+from plimsoll.records import (
+    ADVANTAGES,
+    COLUMNS,
+    RETURNS,
+    TRAINER_LOGPROBS,
+    BatchColumns,
+    BatchCounts,
+    Column,
+    Trajectory,
+)
 from plimsoll.rl.batch import (
     Batch,
-    Learnables,
-    Scores,
     estimate_advantages,
     masked,
+    policy_columns,
+    policy_logprobs,
     policy_terms,
-    token_scores,
     trajectory_metrics,
+    with_columns,
 )
-from plimsoll.rl.layout import lay_out
+from plimsoll.rl.layout import lay_out, learned_columns
 from plimsoll.run.directory import existing_run
 from plimsoll.run.files import whole_file
 from plimsoll.run.json_lines import iter_rows
 from plimsoll.run.numbers import bytes_text, plural
-from plimsoll.run.trajectories import TokenScores, read_draw, read_scores, read_trajectories
+from plimsoll.run.trajectories import read_draw, read_trajectories
 
 SCHEMA = 1
 """The version of a bundle's form; another one is refused."""
@@ -116,8 +126,7 @@ def check_bundle(path: Path, *, trusted: bool) -> tuple[list[str], list[str]]:
             algorithm=validate(RlAlgorithm, Tree(values, {})),
             longest=_longest(tree),
             metrics={k: v for k, v in dict(metrics).items() if isinstance(v, int | float)},
-            episodes=read_trajectories(files["trajectories.parquet"]),
-            scores=read_scores(files["trajectories.parquet"]),
+            episodes=read_trajectories(files["trajectories.parquet"], COLUMNS),
             greedy=getattr(read_draw(files["trajectories.parquet"]), "baselines", {}),
         )
         head = f"step {about['step']}, schema {SCHEMA}, written by plimsoll {about['plimsoll']}"
@@ -179,7 +188,6 @@ class _Step:
     """The most tokens of a response; None if the config does not say."""
     metrics: Mapping[str, float]
     episodes: list[Trajectory]
-    scores: TokenScores
     greedy: Mapping[int, float]
 
 
@@ -192,40 +200,31 @@ def _compare(step: _Step) -> Iterator[_Line]:
         yield "rewards: not every response has the same parts, or there is no response", False
         return
     yield from _compare_metrics(step)
-    if step.scores.advantages is None:
+    if ADVANTAGES not in step.episodes[0].columns:
         yield "advantages: none were estimated", True
         return
-    batch, scores = _batch(step)
+    batch, columns = _batch(step)
     coefficient = step.metrics.get("kl_coefficient", 0.0)
-    learnables = estimate_advantages(batch, scores, step.algorithm, coefficient, step.greedy)
-    again = token_scores(batch, scores, learnables)
-    for name in ("advantages", "returns"):
-        yield from _compare_tokens(name, getattr(step.scores, name), getattr(again, name))
-    yield _compare_loss(step, batch, scores, learnables)
+    estimated = estimate_advantages(batch, columns, step.algorithm, coefficient, step.greedy)
+    again = with_columns(step.episodes, batch, estimated)
+    for column in (ADVANTAGES, RETURNS):
+        yield from _compare_tokens(column, _arrays(step.episodes, column), _arrays(again, column))
+    yield _compare_loss(step, batch, {**columns, **estimated})
 
 
-def _batch(step: _Step) -> tuple[Batch, Scores]:
+def _batch(step: _Step) -> tuple[Batch, BatchColumns]:
     """Return the step's episodes as one pack each, and the numbers that were computed for them."""
     episodes = masked(step.episodes, step.algorithm)
     branches = [branch for episode in episodes for branch in episode.branches]
     longest = max(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
-    layout = lay_out(branches, [np.arange(len(branches))], 1, longest, beside=None)
+    minis = lay_out(branches, [np.arange(len(branches))], 1, longest, beside=None)
+    return Batch(episodes, branches, minis, minis, (0, 0)), learned_columns(branches, COLUMNS)
 
-    def column(arrays: Sequence[Floats] | None) -> Floats | None:
-        if arrays is None:
-            return None
-        return layout.column([x[t.loss_mask] for x, t in zip(arrays, branches, strict=True)])
 
-    sampler_L = layout.column([t.sampler_logprobs[t.loss_mask] for t in branches])
-    stored = step.scores
-    scores = Scores(
-        sampler_L=sampler_L,
-        old_L=column(stored.trainer_logprobs),
-        reference_L=column(stored.reference_logprobs),
-        values_L=column(stored.values),
-        teacher_L=column(stored.teacher_logprobs),
-    )
-    return Batch(episodes, branches, layout, layout, (0, 0)), scores
+def _arrays(episodes: Sequence[Trajectory], column: Column) -> list[NDArray[Any]]:
+    """Return the column of each branch; nothing if the trajectories lack it."""
+    branches = [branch for episode in episodes for branch in episode.branches]
+    return [branch.columns[column] for branch in branches if column in branch.columns]
 
 
 def _compare_metrics(step: _Step) -> Iterator[_Line]:
@@ -243,20 +242,20 @@ def _compare_metrics(step: _Step) -> Iterator[_Line]:
 
 
 def _compare_tokens(
-    name: str, written: Sequence[Floats] | None, again: Sequence[Floats] | None
+    column: Column, written: Sequence[NDArray[Any]], again: Sequence[NDArray[Any]]
 ) -> Iterator[_Line]:
-    if written is None or again is None:
-        if (written is None) != (again is None):
-            yield f"{name}: in the bundle or in its config alone", False
+    if not written or not again:
+        if written or again:
+            yield f"{column.name}: in the bundle or in its config alone", False
         return
     one, other = np.concatenate(written), np.concatenate(again)
     off = ~np.isclose(one, other, _RELATIVE, _ABSOLUTE)
     most = float(np.abs(one - other).max(initial=0.0))
     equal = f"{len(one) - int(off.sum()):,} of {plural(len(one), 'token')} equal"
-    yield f"{name}: {equal}, largest difference {most:.3g}", not off.any()
+    yield f"{column.name}: {equal}, largest difference {most:.3g}", not off.any()
 
 
-def _compare_loss(step: _Step, batch: Batch, scores: Scores, learnables: Learnables) -> _Line:
+def _compare_loss(step: _Step, batch: Batch, columns: BatchColumns) -> _Line:
     """Compare the policy loss at the weights that sampled with that of the metrics."""
     algorithm = step.algorithm
     if algorithm.aggregation == "constant" and not (algorithm.aggregation_tokens or step.longest):
@@ -264,28 +263,29 @@ def _compare_loss(step: _Step, batch: Batch, scores: Scores, learnables: Learnab
     written = step.metrics.get("policy_loss")
     if written is None:
         return "policy loss: the step learned by none", True
-    loss = _policy_loss(step, batch, scores, learnables, shift=0.0)
+    loss = _policy_loss(step, batch, columns, shift=0.0)
     text = f"policy loss: {loss:.6g} at the weights that sampled, and {written:.6g} was learned"
     if algorithm.epochs * algorithm.mini_batches > 1:
         return f"{text} (a mean of updates whose later weights are not here)", True
     equal = bool(np.isclose(loss, written, rtol=1e-4, atol=1e-6))
-    shifted = _policy_loss(step, batch, scores, learnables, shift=-0.5)
-    if scores.old_L is None and not np.isclose(loss, shifted, _RELATIVE, _ABSOLUTE):
+    shifted = _policy_loss(step, batch, columns, shift=-0.5)
+    if TRAINER_LOGPROBS not in columns and not np.isclose(loss, shifted, _RELATIVE, _ABSOLUTE):
         return f"{text} (it depends on log-probs of the update, which are not here)", True
     return text, equal
 
 
-def _policy_loss(
-    step: _Step, batch: Batch, scores: Scores, learnables: Learnables, *, shift: float
-) -> float:
+def _policy_loss(step: _Step, batch: Batch, columns: BatchColumns, *, shift: float) -> float:
     """Return the policy loss of a policy that is the old one, its log-probs shifted by a number."""
     algorithm = step.algorithm
-    old_L, sampler_L, advantages_L = map(
-        torch.from_numpy, (scores.policy_L + shift, scores.sampler_L, learnables.advantages_L)
-    )
-    cu_loss_tokens = torch.from_numpy(batch.layout.cu_loss_tokens)
-    policy = PolicyLossInputs(old_L, old_L, advantages_L, cu_loss_tokens)
-    inputs = PolicyObjectiveInputs(policy, sampler_L, torch.zeros_like(old_L), None)
+    tensors = {
+        column: torch.from_numpy(np.concatenate(entries))
+        for column, entries in policy_columns(columns, kl_loss=False).items()
+    }
+    old_L = torch.from_numpy(np.concatenate(policy_logprobs(columns)) + shift)
+    lengths = [len(own) for own in columns[ADVANTAGES]]
+    cu_loss_tokens = torch.from_numpy(np.cumsum([0, *lengths]))
+    policy = PolicyLossInputs(old_L, old_L, tensors[ADVANTAGES], cu_loss_tokens, tensors)
+    inputs = PolicyObjectiveInputs(policy, torch.zeros_like(old_L))
     found = policy_objective(
         inputs,
         BatchCounts(len(old_L), len(batch.trajectories)),

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.config.rollout import EnvironmentConfig, SamplingConfig
@@ -22,11 +23,15 @@ from plimsoll.environment.messages import TurnCodec, render_message, say_the_sam
 from plimsoll.environment.protocol import EnvironmentFailed, EpisodeReward, Reply
 from plimsoll.environment.tool_calls import figures_of
 from plimsoll.records import (
+    TOKEN_REWARDS,
+    Bools,
+    Column,
     FinishReason,
     Floats,
     Ints,
     Prompt,
     RewardPart,
+    TokenColumns,
     TokenIds,
     Trajectory,
     Turn,
@@ -43,9 +48,8 @@ class Conversation:
     """The prompt of the first turn. The other fields hold only what follows it."""
     turns: tuple[Turn, ...] = ()
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    loss_mask: tuple[bool, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
+    loss_mask: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    columns: TokenColumns = field(default_factory=dict)
 
     @property
     def all_tokens(self) -> Ints:
@@ -59,30 +63,29 @@ class Conversation:
         """
         tokens = np.asarray(sample.response_tokens, np.int64)
         turn = self._turn("assistant", tokens, sample.response_text, problem)
-        logprobs, versions = sample.sampler_logprobs.tolist(), sample.weight_versions.tolist()
-        return self._extend(turn, tokens, True, logprobs, versions)
+        return self._extend(turn, tokens, True, sample.columns)
 
     def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
         """Return the branch with an answer appended; `tokens` include the template's tokens."""
         added = np.asarray(tokens, np.int64)
-        zeros = [0] * len(added)
-        return self._extend(self._turn(role, added, text), added, False, zeros, zeros)
+        return self._extend(self._turn(role, added, text), added, False, {})
 
     def _extend(
-        self,
-        turn: Turn,
-        tokens: Ints,
-        learned: bool,
-        logprobs: Sequence[float],
-        versions: Sequence[int],
+        self, turn: Turn, tokens: Ints, learned: bool, columns: TokenColumns
     ) -> Conversation:
+        """Return the branch with a turn appended; tokens without a column have 0 in it."""
+
+        def join(column: Column) -> NDArray[Any]:
+            before = self.columns.get(column, np.zeros(len(self.tokens), column.dtype))
+            after = columns.get(column, np.zeros(len(tokens), column.dtype))
+            return np.concatenate([before, after])
+
         return replace(
             self,
             turns=(*self.turns, turn),
             tokens=np.concatenate([self.tokens, tokens]),
-            loss_mask=(*self.loss_mask, *[learned] * len(tokens)),
-            logprobs=(*self.logprobs, *logprobs),
-            versions=(*self.versions, *versions),
+            loss_mask=np.concatenate([self.loss_mask, np.full(len(tokens), learned)]),
+            columns={column: join(column) for column in {**self.columns, **columns}},
         )
 
     def with_turn_reward(self, reward: float) -> Conversation:
@@ -117,14 +120,12 @@ class Conversation:
             0,
             sample_index,
             self.tokens,
-            np.array(self.loss_mask, np.bool_),
-            np.array(self.logprobs, np.float32),
-            np.array(self.versions, np.int64),
+            self.loss_mask,
+            {**self.columns, TOKEN_REWARDS: rewards},
             [turn.text for turn in self.turns if turn.role == "assistant"][-1],
             finish_reason,
             parts,
             self.turns,
-            rewards,
             figures,
             earlier,
         )

@@ -25,7 +25,7 @@ from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity
 from plimsoll.train.update import OptimizerStep, teach
-from plimsoll.trainer.objectives import DistillationObjective, TeacherForward
+from plimsoll.trainer.objectives import DistillationObjective
 from plimsoll.trainer.worker import Worker
 
 DistillWork = Work[DistillConfig, Sample]
@@ -39,7 +39,7 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep[TeacherForward]:
+def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep:
     """Run the teacher on a batch; return the optimizer step that the student takes on it."""
     full = pack(batch, work.cluster.streams, work.spec.workload.budget)
     packs = work.cluster.shortages.split(work.spec.sender.name, full, unit=1)

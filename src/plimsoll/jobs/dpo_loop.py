@@ -32,7 +32,7 @@ from plimsoll.train.measure import pair_output_metrics, score_in_parts
 from plimsoll.train.reference import Reference, load_with_reference
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
-from plimsoll.trainer.objectives import PreferenceObjective
+from plimsoll.trainer.objectives import SEQUENCE_REFERENCE, PreferenceObjective
 
 DpoWork = Work[DpoConfig, Pair]
 
@@ -56,17 +56,15 @@ def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
         learn_from_data(work, partial(learn, work, reference), partial(evaluate, work, held_out))
 
 
-def learn(
-    work: DpoWork, reference: Reference | None, batch: Sequence[Pair]
-) -> OptimizerStep[Floats | None]:
+def learn(work: DpoWork, reference: Reference | None, batch: Sequence[Pair]) -> OptimizerStep:
     """Score a batch of pairs with the reference; return the policy's optimizer step for it."""
     algorithm, packs = work.config.algorithm, pack_rows(work.spec, batch, work.cluster)
-    reference_S = None if reference is None else reference(batch, packs, "score")
+    columns = {} if reference is None else {SEQUENCE_REFERENCE: reference(batch, packs, "score")}
     return OptimizerStep(
         packs,
         BatchCounts.of(samples_of(batch)),
         PreferenceObjective(algorithm.loss, algorithm.nll_weight),
-        lambda pack: None if reference_S is None else reference_S[pack.samples_S],
+        columns,
         unit=2,
     )
 

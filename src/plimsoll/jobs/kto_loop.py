@@ -27,7 +27,7 @@ from plimsoll.data.dataset import load_responses
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.jobs.roles import REFERENCE
-from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
+from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample, samples_of
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
@@ -35,7 +35,7 @@ from plimsoll.train.measure import output_metrics, score_in_parts
 from plimsoll.train.reference import Reference, ScoringPhase, load_with_reference
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import OptimizerStep, Packs, log_probs, pack_rows
-from plimsoll.trainer.objectives import FeedbackObjective, FeedbackStream
+from plimsoll.trainer.objectives import DESIRABLE, SEQUENCE_REFERENCE, FeedbackObjective
 
 KtoWork = Work[KtoConfig, LabelledResponse]
 
@@ -98,21 +98,15 @@ def score(
     return pack_and_score(matched), pack_and_score(mismatched)
 
 
-def learn(
-    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]
-) -> OptimizerStep[FeedbackStream]:
+def learn(work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]) -> OptimizerStep:
     """Score a batch and estimate its KL; return the policy's optimizer step for the batch."""
     (packs, reference_S), mismatched = score(work, reference, batch, "score")
     with work.session.phase("score", work.cluster):
         kl = measure_kl(work, mismatched)
     desirable_S = labels_of(batch)
-
-    def stream(pack: Pack) -> FeedbackStream:
-        places = pack.samples_S[pack.samples_S >= 0]  # a filler has no place
-        return FeedbackStream(reference_S[places], desirable_S[places])
-
+    columns = {SEQUENCE_REFERENCE: reference_S, DESIRABLE: desirable_S}
     objective = FeedbackObjective(work.config.algorithm.loss, kl, counts_of(desirable_S))
-    return OptimizerStep(packs, BatchCounts.of(samples_of(batch)), objective, stream)
+    return OptimizerStep(packs, BatchCounts.of(samples_of(batch)), objective, columns)
 
 
 def measure_kl(work: KtoWork, mismatched: ScoredSamples) -> float:

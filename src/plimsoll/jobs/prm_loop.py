@@ -22,15 +22,15 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.policy import at_marks
-from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
+from plimsoll.records import BatchCounts, Floats, LabelledSteps
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import PICTURE, output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import OptimizerStep, pack_rows
-from plimsoll.trainer.objectives import ProcessObjective
+from plimsoll.train.update import OptimizerStep, pack_rows, score_packs
+from plimsoll.trainer.objectives import STEP_LABELS, ProcessObjective
 from plimsoll.trainer.worker import Worker
 
 PrmWork = Work[PrmConfig, LabelledSteps]
@@ -43,12 +43,10 @@ def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> OptimizerStep[Floats]:
+def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> OptimizerStep:
     """Return the optimizer step for a batch of solutions with labelled steps."""
     packs, labels = pack_rows(work.spec, batch, work.cluster), [row.labels for row in batch]
-    return OptimizerStep(
-        packs, counts_of(batch), ProcessObjective(), lambda pack: to_packed(pack, labels)
-    )
+    return OptimizerStep(packs, counts_of(batch), ProcessObjective(), {STEP_LABELS: labels})
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
@@ -99,10 +97,7 @@ def score_steps(
 ) -> list[Floats]:
     """Return an array for each row: the scores (log-odds) of its steps."""
     packs = pack_rows(spec, rows, cluster)
-    by_rank = cluster.call(
-        Worker.values, [(spec.sender.name, rank_packs, at_marks) for rank_packs in packs]
-    ).result()
-    return from_packed(chain(*packs), chain(*by_rank), len(rows))
+    return score_packs(cluster, Worker.values, spec.sender.name, packs, at_marks)
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

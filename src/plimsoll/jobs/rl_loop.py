@@ -32,30 +32,28 @@ from plimsoll.config.rl import KlConfig, RlConfig
 from plimsoll.jobs.rl import reward_models
 from plimsoll.jobs.roles import CRITIC, TEACHER
 from plimsoll.machine.faults import fault_point
-from plimsoll.records import Floats, Pack, Trajectory
+from plimsoll.records import RETURNS, VALUES, BatchColumns, Floats, Trajectory
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
-from plimsoll.rl.bad_numbers import check_learnables, check_rewards, check_scores
+from plimsoll.rl.bad_numbers import check_columns, check_rewards
 from plimsoll.rl.batch import (
     Batch,
-    Learnables,
-    Scores,
     batch_metrics,
     estimate_advantages,
     has_kl_loss,
     observed_kl,
     observed_kl_per_token,
     pack_batch,
-    policy_stream,
+    policy_columns,
     policy_terms,
     rate_of,
-    score,
+    score_batch,
     token_count,
-    token_scores,
     train_on,
     trajectory_metrics,
+    with_columns,
 )
 from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.episodes import Submit
@@ -78,18 +76,13 @@ from plimsoll.run.health import BAD_STEPS, BadNumbers
 from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
-from plimsoll.run.trajectories import StepDraw, TokenScores, write_trajectories
+from plimsoll.run.trajectories import StepDraw, write_trajectories
 from plimsoll.train.from_data import open_work
 from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import is_finished, record_evaluation, restore, save_model, save_when_due
 from plimsoll.train.session import RunSession, evaluates_first, lineage_of
-from plimsoll.trainer.objectives import (
-    DistillationObjective,
-    PolicyObjective,
-    ValueObjective,
-    ValueStream,
-)
+from plimsoll.trainer.objectives import DistillationObjective, PolicyObjective, ValueObjective
 
 _ROUNDING = 1e-10
 """Rounding in float32 may leave equal numbers a variance of up to this share of their mean square.
@@ -148,7 +141,7 @@ def train(work: RlWork, source: Source) -> RunState:
         try:
             learned, kl_coefficient = learn(work, experience, source.rewards(), state)
         except BadNumbers as bad:
-            record_draw(work, experience, source.rewards(), state, None)
+            record_draw(work, experience, source.rewards(), state)
             leave_out(work, experience, bad.figures, step)
             learned = trajectory_metrics(experience.trajectories) | {BAD_STEPS: 1.0}
             learned, kl_coefficient = {**learned, **experience.metrics}, state.kl_coefficient
@@ -186,18 +179,17 @@ def learn(
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     with session.phase("score", cluster):
-        batch, scores, learnables = prepare_batch(work, experience, rewards, state)
+        batch, columns = prepare_batch(work, experience, rewards, state)
     critic_metrics: dict[str, float] = {}
-    if scores.values_L is not None and learnables.returns_L is not None:
+    if VALUES in columns and RETURNS in columns:
         with session.phase("train_critic", cluster):
-            columns = (scores.values_L, learnables.returns_L)
-            critic_metrics = train_critic(batch, *columns, spec, cluster, state)
-            values_L, returns_L = map(batch.layout.in_order, columns)
+            critic_metrics = train_critic(batch, columns, spec, cluster, state)
+            returns_L, values_L = (np.concatenate(columns[c]) for c in (RETURNS, VALUES))
             critic_metrics |= explained_variance(returns_L, values_L)
     with session.phase("train_actor", cluster):
-        actor_metrics = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
+        actor_metrics = train_actor(batch, columns, spec, cluster, state)
     metrics = {
-        **batch_metrics(batch, scores, state.kl_coefficient),
+        **batch_metrics(batch, columns, state.kl_coefficient),
         **experience.metrics,
         **actor_metrics,
         **critic_metrics,
@@ -207,7 +199,7 @@ def learn(
         figures = [f"the loss or the gradient of the {role}" for role in roles]
         leave_out(work, experience, figures, state.step + 1)
         metrics[BAD_STEPS] = 1.0
-    return metrics, next_kl_coefficient(spec, state, batch, scores)
+    return metrics, next_kl_coefficient(spec, state, batch, columns)
 
 
 def leave_out(work: RlWork, experience: Experience, figures: Sequence[str], step: int) -> None:
@@ -217,7 +209,7 @@ def leave_out(work: RlWork, experience: Experience, figures: Sequence[str], step
     """
     path = work.session.directory.bad_path(step)
     path.parent.mkdir(exist_ok=True)
-    write_trajectories(path, step, experience.trajectories, None)
+    write_trajectories(path, step, experience.trajectories)
     work.session.progress.note(work.session.bad.add(step, figures, path))
 
 
@@ -226,8 +218,8 @@ def prepare_batch(
     experience: Experience,
     rewards: Mapping[str, Mapping[str, float]],
     state: RunState,
-) -> tuple[Batch, Scores, Learnables]:
-    """Return a step's packed trajectories, their log-probs and values, and their advantages.
+) -> tuple[Batch, BatchColumns]:
+    """Return a step's packed trajectories, and the columns of their learned tokens.
 
     The trajectories are also written to disk if the run keeps them, with all that a resumed run
     needs to learn from them again: `rewards` are the running statistics of rewards.
@@ -239,13 +231,16 @@ def prepare_batch(
     critics = cluster.streams if critic is None else group_of(cluster, critic).streams
     check_rewards(trajectories)
     batch = pack_batch(trajectories, spec, cluster.streams, critics, step)
-    scores = score(batch, spec, cluster)
-    check_scores(batch, scores)
+    scores = score_batch(batch, spec, cluster)
+    check_columns(batch, scores)
     algorithm, baselines = spec.config.algorithm, experience.baselines
-    learnables = estimate_advantages(batch, scores, algorithm, state.kl_coefficient, baselines)
-    check_learnables(batch, learnables)
-    record_draw(work, experience, rewards, state, token_scores(batch, scores, learnables))
-    return batch, scores, learnables
+    estimated = estimate_advantages(batch, scores, algorithm, state.kl_coefficient, baselines)
+    check_columns(batch, estimated)
+    columns = {**scores, **estimated}
+    computed = {c: entries for c, entries in columns.items() if not c.sampled}
+    scored = replace(experience, trajectories=with_columns(trajectories, batch, computed))
+    record_draw(work, scored, rewards, state)
+    return batch, columns
 
 
 def record_draw(
@@ -253,17 +248,13 @@ def record_draw(
     experience: Experience,
     rewards: Mapping[str, Mapping[str, float]],
     state: RunState,
-    tokens: TokenScores | None,
 ) -> None:
-    """Write what a step drew, if the run keeps trajectories; the journal need not hold it longer.
-
-    `tokens` is None for a step that is left out.
-    """
+    """Write what a step drew, if the run keeps trajectories, and forget it in the journal."""
     directory, step = work.session.directory, state.step + 1
     if work.spec.run.keep_trajectories:
         draw = _draw(work, experience, rewards)
         path = directory.trajectories_path(step)
-        write_trajectories(path, step, experience.trajectories, tokens, draw)
+        write_trajectories(path, step, experience.trajectories, draw)
         with explaining_errors(path):
             fault_point("rollouts.write", step, path=path)
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
@@ -294,8 +285,7 @@ def first_evaluated_state(work: RlWork, source: Source) -> RunState:
 
 def train_actor(
     batch: Batch,
-    scores: Scores,
-    advantages_L: Floats,
+    columns: BatchColumns,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
@@ -307,8 +297,8 @@ def train_actor(
     algorithm, role = spec.config.algorithm, spec.sender
     if state.step < role.begins:
         return {}
-    loss, places = f"{role.name}/loss", (batch, batch.layout, role, spec, cluster, state.step)
-    last = len(batch.layout.minis), state.step, spec.workload.updates - 1
+    loss, places = f"{role.name}/loss", (batch, batch.minis, role, spec, cluster, state.step)
+    last = len(batch.minis), state.step, spec.workload.updates - 1
     last_rate = {"learning_rate": rate_of(role, spec, *last)}
     if algorithm.distill_divergence is not None:  # the teacher read the packs as they were scored
         distillation = DistillationObjective(algorithm.distill_divergence, 1.0, nll_share=0.0)
@@ -318,35 +308,25 @@ def train_actor(
     longest = spec.workload.longest - spec.data.max_tokens
     terms = policy_terms(algorithm, longest, state.kl_coefficient)
     objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
-    stream = policy_stream(batch, scores, advantages_L, has_kl_loss(algorithm))
-    return train_on(*places, objective, stream, loss) | last_rate
+    of_loss = policy_columns(columns, has_kl_loss(algorithm))
+    return train_on(*places, objective, of_loss, loss) | last_rate
 
 
 def train_critic(
     batch: Batch,
-    values_L: Floats,
-    returns_L: Floats,
+    columns: BatchColumns,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
     """Train the critic on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `values_L` are the critic's values before the step, `returns_L` their targets.
+    `columns` has its values before the step, and their targets.
     """
     objective = ValueObjective(spec.config.algorithm.value_clip)
-    stream, layout = value_stream(batch, values_L, returns_L), batch.critic_layout
-    places = batch, layout, spec.roles[CRITIC], spec, cluster, state.step
-    return train_on(*places, objective, stream, "value_loss")
-
-
-def value_stream(
-    batch: Batch, values_L: Floats, returns_L: Floats
-) -> Callable[[Pack], ValueStream]:
-    """Return a function of a pack that gives the returns and old values of its learned tokens."""
-    layout = batch.critic_layout
-    returns_L, values_L = (batch.layout.move_to(x_L, layout) for x_L in (returns_L, values_L))
-    return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
+    own = {column: columns[column] for column in (VALUES, RETURNS)}
+    places = batch, batch.critic_minis, spec.roles[CRITIC], spec, cluster, state.step
+    return train_on(*places, objective, own, "value_loss")
 
 
 def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:
@@ -371,7 +351,7 @@ def first_kl_coefficient(kl: KlConfig | None, state: RunState) -> float:
 
 
 def next_kl_coefficient(
-    spec: RunSpec[RlConfig], state: RunState, batch: Batch, scores: Scores
+    spec: RunSpec[RlConfig], state: RunState, batch: Batch, columns: BatchColumns
 ) -> float:
     """Return the next step's KL coefficient.
 
@@ -382,7 +362,7 @@ def next_kl_coefficient(
     if adaptive is None or state.step < spec.config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
     measure_kl = observed_kl_per_token if adaptive.per == "token" else observed_kl
-    observed = measure_kl(batch, scores)
+    observed = measure_kl(batch, columns)
     responses = len(batch.episodes)
     return adapt(state.kl_coefficient, observed, responses, adaptive.target, adaptive.horizon)
 
@@ -415,7 +395,7 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     trajectories = [*chain.from_iterable(answered.values())]
     answers = directory / "eval-answers.parquet"
     answers.parent.mkdir(parents=True, exist_ok=True)
-    write_trajectories(answers, 0, trajectories, None)
+    write_trajectories(answers, 0, trajectories)
     return (
         evaluation_figures(spec, answered)
         | {

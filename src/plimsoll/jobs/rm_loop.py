@@ -27,15 +27,15 @@ from plimsoll.data.loading import CountRows, Loaded, ignore_rows
 from plimsoll.data.template import Template
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.policy import at_ends
-from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
+from plimsoll.records import BatchCounts, Floats, Pair, Sample
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import PICTURE, pair_output_metrics, score_in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import OptimizerStep, in_batch_order, pack_rows
-from plimsoll.trainer.objectives import RewardObjective
+from plimsoll.train.update import OptimizerStep, pack_rows, score_packs
+from plimsoll.trainer.objectives import MARGIN, RewardObjective
 from plimsoll.trainer.worker import Worker
 
 RmWork = Work[RmConfig, Pair]
@@ -67,14 +67,14 @@ def cut_to_response(sample: Sample) -> Sample:
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 
-def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep[Floats]:
+def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep:
     """Return the optimizer step for a batch of pairs."""
-    algorithm, margins = work.config.algorithm, margins_of(batch)
+    algorithm = work.config.algorithm
     return OptimizerStep(
         pack_rows(work.spec, batch, work.cluster),
         BatchCounts(2 * len(batch), 2 * len(batch)),
         RewardObjective(algorithm.loss, algorithm.centring),
-        lambda pack: margins[pairs_of(pack)],
+        {MARGIN: np.repeat(margins_of(batch), 2)},
         unit=2,
     )
 
@@ -82,11 +82,6 @@ def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep[Floats]:
 def margins_of(pairs: Sequence[Pair]) -> Floats:
     """Return the margins of pairs, shape [P]."""
     return np.array([pair.margin for pair in pairs], dtype=np.float32)
-
-
-def pairs_of(pack: Pack) -> Sequence[int]:
-    """Return the indices in the batch of the pairs in a pack; none for a filler."""
-    return [int(sample) // 2 for sample in pack.samples_S[::2] if sample >= 0]
 
 
 def evaluate(work: RmWork) -> dict[str, float]:
@@ -117,10 +112,8 @@ def score_metrics(
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
     """Return the score of each response, in the order chosen, rejected, chosen, ...; [2 P]."""
     packs = pack_rows(spec, pairs, cluster)
-    by_rank = cluster.call(
-        Worker.values, [(spec.sender.name, rank_packs, at_ends) for rank_packs in packs]
-    ).result()
-    return in_batch_order(packs, by_rank)
+    scores = score_packs(cluster, Worker.values, spec.sender.name, packs, at_ends, layout="S")
+    return np.concatenate(scores)
 
 
 def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:

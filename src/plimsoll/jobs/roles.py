@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rl import REWARD_MODEL, scoring_key
+from plimsoll.records import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, TRAINER_LOGPROBS, VALUES
 from plimsoll.resolve.engine_rules import trainer_rules
 from plimsoll.resolve.roles import HeadKind, Role
 
@@ -14,13 +15,13 @@ CRITIC, REFERENCE, TEACHER = "critic", "reference", "teacher"
 
 def actor(settings: TrainedRole, head: HeadKind, *, scores: bool = False, begins: int = 0) -> Role:
     """Return the role that a job is there for: the model that learns, and is written at the end."""
-    role = Role("actor", settings, head, "actor", trains="train_actor", sends=True, column="old_L")
-    return replace(role, scores=scores, begins=begins)
+    role = Role("actor", settings, head, "actor", trains="train_actor", sends=True)
+    return replace(role, column=TRAINER_LOGPROBS, scores=scores, begins=begins)
 
 
 def critic(settings: TrainedRole) -> Role:
     """Return the role that learns to predict what the tokens' rewards will add up to."""
-    role = Role(CRITIC, settings, "value", CRITIC, trains="train_critic", column="values_L")
+    role = Role(CRITIC, settings, "value", CRITIC, trains="train_critic", column=VALUES)
     return replace(role, group="critic")
 
 
@@ -35,7 +36,8 @@ def reference(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool 
     settings = given or FrozenRole(model=actor.model).with_engine(
         trainer_rules(actor).measuring(actor)
     )
-    role = Role(REFERENCE, settings, "policy", REFERENCE, column="reference_L", early=precompute)
+    role = Role(REFERENCE, settings, "policy", REFERENCE, column=REFERENCE_LOGPROBS)
+    role = replace(role, early=precompute)
     if given is not None:
         return role
     is_adapted = actor.adapter is not None and not actor.adapter.modules_to_save
@@ -44,7 +46,7 @@ def reference(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool 
 
 def teacher(settings: FrozenRole, head: HeadKind) -> Role:
     """Return the role whose distributions the actor learns."""
-    column = "teacher_L" if head == "policy" else ""
+    column = TEACHER_LOGPROBS if head == "policy" else None
     return Role(TEACHER, settings, head, TEACHER, column=column, teaches=True)
 
 

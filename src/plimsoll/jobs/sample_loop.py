@@ -69,7 +69,7 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         samples = _scored_step(work, scorer, environments, state)
         step = state.step + 1
         trajectories = samples.trajectories
-        write_trajectories(session.directory.trajectories_path(step), step, trajectories, None)
+        write_trajectories(session.directory.trajectories_path(step), step, trajectories)
         session.journal.keep(lambda key: False)
         state = replace(session.advance(state, samples.prompts), rewards=scorer.state())
         metrics = {

@@ -16,8 +16,7 @@ import numpy as np
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftConfig
-from plimsoll.model.policy import EmbeddingNoise
-from plimsoll.records import BatchCounts, Pack, Sample
+from plimsoll.records import BatchColumns, BatchCounts, Sample
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
@@ -25,7 +24,7 @@ from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, perplexity, sum_nll
 from plimsoll.train.run_data import LoadRows
 from plimsoll.train.update import OptimizerStep
-from plimsoll.trainer.objectives import NllObjective
+from plimsoll.trainer.objectives import NOISE_SEEDS, NllObjective
 
 SftWork = Work[SftConfig, Sample]
 
@@ -42,25 +41,24 @@ def row_loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
     return partial(load_samples, learned=spec.config.algorithm.learned_tokens)
 
 
-def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep[EmbeddingNoise | None]:
+def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep:
     """Return the optimizer step for a batch of conversations."""
     packs = pack(batch, work.cluster.streams, work.spec.workload.budget)
-    pack_noise = partial(embedding_noise, work.config, work.session.step_under_way)
-    return OptimizerStep(packs, BatchCounts.of(batch), NllObjective(), pack_noise)
+    columns = noise_columns(work.config, work.session.step_under_way, len(batch))
+    objective = NllObjective(work.config.algorithm.neftune_alpha)
+    return OptimizerStep(packs, BatchCounts.of(batch), objective, columns)
 
 
-def embedding_noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
-    """Return the noise to add to a pack's embeddings in a step; None if the config sets none.
+def noise_columns(config: SftConfig, step: int, sequences: int) -> BatchColumns:
+    """Return the seeds of the noise on the embeddings of a step; none if the config sets no noise.
 
-    The noise of a sequence depends only on the run's seed, the step and the sequence's place in the
-    batch. So it is the same in any pack, on any rank, and in a resumed run.
+    A seed depends only on the run's seed, the step and the sequence's place in the batch. So the
+    noise is the same in any pack, on any rank, and in a resumed run.
     """
-    alpha = config.algorithm.neftune_alpha
-    if alpha is None:
-        return None
-    keys = [(config.run.seed, step, int(i) + 1) for i in pack.samples_S]  # a filler's place is -1
-    seeds = tuple(int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys)
-    return EmbeddingNoise(alpha, tuple(np.diff(pack.cu_seqlens).tolist()), seeds)
+    if config.algorithm.neftune_alpha is None:
+        return {}
+    keys = [(config.run.seed, step, place) for place in range(1, sequences + 1)]
+    return {NOISE_SEEDS: [np.random.SeedSequence(key).generate_state(1)[0] for key in keys]}
 
 
 def evaluate(work: SftWork) -> dict[str, float]:

@@ -28,7 +28,7 @@ from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.files import plain_name
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.sending import Arrays, send
+from plimsoll.model.sending import send
 from plimsoll.model.token_logprobs import (
     Entropy,
     Imitation,
@@ -36,7 +36,7 @@ from plimsoll.model.token_logprobs import (
     token_logprobs,
     token_nll,
 )
-from plimsoll.records import Pack
+from plimsoll.records import Column, Pack, PackColumns
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class PackTensors:
 
     @classmethod
     def with_columns(
-        cls, pack: Pack, columns: Arrays, device: torch.device
-    ) -> tuple[PackTensors, dict[str, Tensor]]:
-        """Return the pack and further arrays on the device, which cross in one copy; see `send`."""
+        cls, pack: Pack, columns: PackColumns, device: torch.device
+    ) -> tuple[PackTensors, dict[Column, Tensor]]:
+        """Return the pack and its columns on the device, which cross in one copy; see `send`."""
         arrays: dict[str, NDArray[Any]] = {
             "tokens_T": pack.tokens_T,
             "positions_T": pack.positions_T,
@@ -124,7 +124,7 @@ class PackTensors:
         sent = send({**own, **columns}, device)
         layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
         tensors = cls(layout=layout, **{name: sent[name] for name in arrays})
-        return tensors, {name: sent[name] for name in sent.keys() - own.keys()}
+        return tensors, {column: sent[column] for column in columns}
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Arrays = Mapping[str, NDArray[Any] | None]
+Arrays = Mapping[Any, NDArray[Any] | None]
+"""Arrays by field or by column."""
 
 ALIGNMENT = 16
 """Bytes; each array begins at a multiple, which every dtype and vectorised kernel accepts."""
 
 
-def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    """Return arrays as tensors on a device, by name; None values are left out.
+def send(arrays: Arrays, device: torch.device) -> dict[Any, Tensor]:
+    """Return arrays as tensors on a device, by their keys; None values are left out.
 
     The arrays may be read-only views of Ray's store. For a card, they are gathered in one buffer of
     pinned memory and cross in one copy, so the host does not wait for the card. PyTorch keeps the
@@ -47,13 +48,13 @@ def keep_on_host(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor, non_blocking=True)
 
 
-def buffer_size(arrays: Mapping[str, NDArray[Any]]) -> int:
+def buffer_size(arrays: Mapping[Any, NDArray[Any]]) -> int:
     """Return the size in bytes of a buffer for all arrays."""
     return sum(map(_aligned_size, arrays.values()))
 
 
-def views(arrays: Mapping[str, NDArray[Any]], buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield each array's name and the tensor that views its place in a buffer on any device."""
+def views(arrays: Mapping[Any, NDArray[Any]], buffer: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield each array's key and the tensor that views its place in a buffer on any device."""
     start = 0
     for name, array in arrays.items():
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype

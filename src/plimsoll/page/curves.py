@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from plimsoll.config.yaml_tree import value_at
 from plimsoll.jobs import JOBS
 from plimsoll.page.ledger import drop_lone_nodes, process_kind
-from plimsoll.page.watched import Column, Watched
+from plimsoll.page.watched import Figures, Watched
 from plimsoll.resolve.job import Panel
 from plimsoll.run.displays import BEFORE_STEPS, Figure, figures
 from plimsoll.run.health import RANGES
@@ -113,7 +113,7 @@ _DIGITS = 6
 HealthyBand = tuple[float | None, float | None]
 
 
-Curves = tuple[Column, Callable[[str], Column], Sequence[Panel]]
+Curves = tuple[Figures, Callable[[str], Figures], Sequence[Panel]]
 """The curves of a run in a section: the steps, shape [S], a function that returns the values of a
 metric at the steps, shape [S], and the panels."""
 
@@ -259,7 +259,7 @@ def _other_axes(run: Watched, steps: Sequence[float | None]) -> dict[str, list[f
     """Return the hours and the tokens of a run up to each of these steps."""
     metrics = run.metrics
     phases = [metrics.column(name) for name in metric_names([metrics.names], "seconds/")]
-    sums: dict[str, Column] = {"tokens": metrics.column("tokens")}
+    sums: dict[str, Figures] = {"tokens": metrics.column("tokens")}
     if phases:
         sums["hours"] = np.nansum(np.array(phases), axis=0) / 3600
     at = np.array([np.nan if step is None else step for step in steps])
@@ -271,7 +271,7 @@ def _other_axes(run: Watched, steps: Sequence[float | None]) -> dict[str, list[f
     return axes
 
 
-def extremes(values: Column, buckets: int) -> NDArray[np.intp]:
+def extremes(values: Figures, buckets: int) -> NDArray[np.intp]:
     """Return the positions of the values that show the shape of a curve.
 
     A short curve keeps all values. A longer one is divided into buckets of equal length, and keeps
@@ -287,17 +287,17 @@ def extremes(values: Column, buckets: int) -> NDArray[np.intp]:
     return np.unique(np.concatenate([where[[0, -1]], *kept]))
 
 
-def _means(values: Column, starts: NDArray[np.intp]) -> Column:
+def _means(values: Figures, starts: NDArray[np.intp]) -> Figures:
     counts = np.diff(np.append(starts, len(values)))
-    means: Column = np.add.reduceat(values, starts) / counts
+    means: Figures = np.add.reduceat(values, starts) / counts
     return means
 
 
-def _end(values: Column) -> list[float | None] | None:
+def _end(values: Figures) -> list[float | None] | None:
     return _numbers(values) if np.isfinite(values).any() else None
 
 
-def _numbers(values: Column) -> list[float | None]:
+def _numbers(values: Figures) -> list[float | None]:
     """Return the values as numbers for JSON: None for NaN, integers for integral values."""
     return [_number(value) for value in values.tolist()]
 

@@ -30,7 +30,7 @@ from plimsoll.run.phases import CurrentPhase, read_current_phase
 AT_ONCE = 16 * 2**20
 """The most bytes that are read of a file at a time, before the page shows them."""
 
-Column = NDArray[np.float64]
+Figures = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class MetricsTable:
         """Names of all metrics by first appearance, as a row whose values are all None."""
         return {name: None for name in self.rows.column_names if name != "step"}
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> Figures:
         """Return a metric at every row, NaN where it is missing; shape [rows]."""
         if name not in self.rows.column_names:
             return np.full(len(self.rows), np.nan)
-        column: Column = self.rows[name].to_numpy().astype(np.float64)
+        column: Figures = self.rows[name].to_numpy().astype(np.float64)
         return column
 
     def read_on(self, path: Path, most: int) -> MetricsTable:

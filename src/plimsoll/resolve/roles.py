@@ -11,6 +11,7 @@ from typing import Literal
 
 from plimsoll.config.cluster import MAIN_RANKS, RankKind
 from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
+from plimsoll.records import Column
 
 RoleName = str
 """Name of a role: its kind (`reward`), or kind and instance (`reward.helpful`) of several."""
@@ -35,7 +36,7 @@ class Role:
             model. At most one role of a run does.
         group: the group of ranks that it is for; without ranks of this group, the main ones.
         scores: whether it does a forward pass without gradients in each step of the run.
-        column: the column of a step's scores that its forward pass gives; "" for none.
+        column: the column that its forward pass computes; None for none.
         part: the part of the reward that it gives; "" for none.
         teaches: whether another role learns its distributions, so that both need the same tokens.
         given: whether the config has its section. A role without one is the sender as it began.
@@ -54,7 +55,7 @@ class Role:
     sends: bool = False
     group: RankKind = MAIN_RANKS
     scores: bool = True
-    column: str = ""
+    column: Column | None = None
     part: str = ""
     teaches: bool = False
     given: bool = True

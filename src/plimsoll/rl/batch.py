@@ -1,19 +1,20 @@
 """Pack the trajectories of a step, score them, estimate advantages, and report their metrics.
 
 Trajectories are packed once, mini-batch by mini-batch. Scoring and training use the same packs, and
-one layout says where each learned token is in every column (see `ColumnLayout`).
+all columns have an entry for each trajectory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
@@ -22,23 +23,43 @@ from plimsoll.algorithm.ratios import kl
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.cluster import MAIN_RANKS
 from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
-from plimsoll.records import Floats, Ints, Pack, Trajectory
+from plimsoll.records import (
+    ADVANTAGES,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    SAMPLED,
+    SAMPLER_LOGPROBS,
+    TEACHER_LOGPROBS,
+    TOKEN_REWARDS,
+    TRAINER_LOGPROBS,
+    VALUES,
+    BatchColumns,
+    Bools,
+    Column,
+    Entries,
+    Floats,
+    Ints,
+    Trajectory,
+)
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs
 from plimsoll.resolve.roles import Role, RoleName
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.rl.layout import ColumnLayout, MiniBatch, lay_out
+from plimsoll.rl.layout import (
+    MiniBatch,
+    divide,
+    lay_out,
+    learned_columns,
+    packed_order,
+    score,
+)
 from plimsoll.run.health import gaming_figures, repeating
 from plimsoll.run.numbers import mean
-from plimsoll.run.trajectories import TokenScores
 from plimsoll.sampler.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.train.session import mean_metrics
 from plimsoll.train.update import OptimizerStep, Packs, teach, update
-from plimsoll.trainer.objectives import PolicyStream
 from plimsoll.trainer.protocol import Objective
 from plimsoll.trainer.schedule import learning_rate
 from plimsoll.trainer.worker import Worker
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -48,23 +69,24 @@ class Batch:
     Attributes:
         episodes: the episodes that were sampled.
         trajectories: the branches of each episode, episode after episode; each is a sequence.
-        layout: the layout for the actor's ranks; all columns are in its order.
-        critic_layout: the layout for the critic's ranks; the same object if both are equal.
+        minis: the mini-batches for the actor's ranks; the numbers of the packs' samples are those
+            of the trajectories.
+        critic_minis: the mini-batches for the critic's ranks; the same object if both are equal.
         seed: (seed of the run, step), from which the order of the mini-batches is drawn.
     """
 
     episodes: list[Trajectory]
     trajectories: list[Trajectory]
-    layout: ColumnLayout
-    critic_layout: ColumnLayout
+    minis: list[MiniBatch]
+    critic_minis: list[MiniBatch]
     seed: tuple[int, int]
 
-    def schedule(self, layout: ColumnLayout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
+    def schedule(self, minis: Sequence[MiniBatch], epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """Yield (update number from 0, mini-batch) of all epochs; each epoch is shuffled anew."""
         rng = np.random.default_rng([*self.seed, 1])
-        order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
+        order = (i for _ in range(epochs) for i in rng.permutation(len(minis)))
         for number, index in enumerate(order):
-            yield number, layout.minis[index]
+            yield number, minis[index]
 
 
 def token_count(episodes: Sequence[Trajectory]) -> int:
@@ -73,43 +95,9 @@ def token_count(episodes: Sequence[Trajectory]) -> int:
     return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Log-probs (nats) and values of a batch's learned tokens, before the batch trains a model.
-
-    Attributes:
-        sampler_L: the sampler's log-probs.
-        old_L: the actor's log-probs by the trainer; None in a step with a single update, where the
-            policy that learns still is the old policy (see `RunSpec.scores_before_learning`).
-        reference_L: the reference's log-probs; None without a reference.
-        values_L: the critic's values; None without a critic.
-        teacher_L: the teacher's log-probs; None without a teacher, or if the actor learns from its
-            whole distributions.
-    """
-
-    sampler_L: Floats
-    old_L: Floats | None = None
-    reference_L: Floats | None = None
-    values_L: Floats | None = None
-    teacher_L: Floats | None = None
-
-    @property
-    def policy_L(self) -> Floats:
-        """The old policy's log-probs: the trainer's if it scored them, else the sampler's."""
-        return self.sampler_L if self.old_L is None else self.old_L
-
-
-@dataclass(frozen=True)
-class Learnables:
-    """What the losses learn from, for each learned token.
-
-    Attributes:
-        advantages_L: the advantages, for the policy loss.
-        returns_L: the returns, the targets of the value loss; None without a critic.
-    """
-
-    advantages_L: Floats
-    returns_L: Floats | None
+def policy_logprobs(columns: BatchColumns) -> Entries:
+    """Return the old policy's log-probs: the trainer's if it scored them, else the sampler's."""
+    return columns.get(TRAINER_LOGPROBS, columns[SAMPLER_LOGPROBS])
 
 
 def pack_batch(
@@ -131,18 +119,18 @@ def pack_batch(
     places = np.split(np.arange(len(trajectories)), ends[:-1])
     beside = _prefix_numbers(episodes) if spec.workload.shares_prompts else None
 
-    def lay_out_for(minis: int, ranks: int) -> ColumnLayout:
+    def lay_out_for(minis: int, ranks: int) -> list[MiniBatch]:
         members = [
             np.concatenate([places[i] for i in episode_numbers])
             for episode_numbers in np.split(shuffled, minis)
         ]
         return lay_out(trajectories, members, ranks, spec.workload.budget, beside=beside)
 
-    layout = lay_out_for(algorithm.mini_batches, ranks)
+    minis = lay_out_for(algorithm.mini_batches, ranks)
     critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
-    critics = layout if same else lay_out_for(critic_minis, critic_ranks)
-    return Batch(episodes, trajectories, layout, critics, seed)
+    critics = minis if same else lay_out_for(critic_minis, critic_ranks)
+    return Batch(episodes, trajectories, minis, critics, seed)
 
 
 def masked(episodes: list[Trajectory], algorithm: RlAlgorithm) -> list[Trajectory]:
@@ -154,8 +142,7 @@ def masked(episodes: list[Trajectory], algorithm: RlAlgorithm) -> list[Trajector
 
 def _unlearned(episode: Trajectory) -> Trajectory:
     """Return an episode of which no token is learned."""
-    branches = [replace(t, loss_mask=np.zeros_like(t.loss_mask)) for t in episode.branches]
-    return replace(branches[-1], earlier=tuple(branches[:-1]))
+    return episode.change_branches(lambda t: replace(t, loss_mask=np.zeros_like(t.loss_mask)))
 
 
 def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
@@ -171,20 +158,18 @@ def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
     ]
 
 
-def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
-    """Return the log-probs and values that the run's roles compute for the batch."""
-    layout, columns = batch.layout, dict[str, Floats]()
+def score_batch(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> dict[Column, Entries]:
+    """Return the sampled columns that losses need, and those that the run's roles compute."""
+    columns = learned_columns(batch.trajectories, [c for c in SAMPLED if c.in_policy_loss])
     for name, role in spec.roles.items():
         if role.head == "states":
-            [mini] = layout.minis
+            [mini] = batch.minis
             teach(name, cluster.shortages.split(spec.sender.name, mini.packs, unit=1), cluster)
-        elif role.column and (spec.scores_before_learning or not role.sends):
+        elif role.column is not None and (spec.scores_before_learning or not role.sends):
             task = Worker.values if role.head == "value" else Worker.log_probs
-            own = layout if role.group == MAIN_RANKS else batch.critic_layout
-            column_L = own.score(group_of(cluster, role), task, name)
-            columns[role.column] = own.move_to(column_L, layout)
-    sampler_L = layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories])
-    return Scores(sampler_L, **columns)
+            minis = batch.minis if role.group == MAIN_RANKS else batch.critic_minis
+            columns[role.column] = score(minis, group_of(cluster, role), task, name)
+    return columns
 
 
 def rate_of(role: Role, spec: RunSpec[RlConfig], minis: int, step: int, update: int) -> float:
@@ -200,27 +185,27 @@ def rate_of(role: Role, spec: RunSpec[RlConfig], minis: int, step: int, update: 
 
 def train_on(
     batch: Batch,
-    layout: ColumnLayout,
+    minis: Sequence[MiniBatch],
     role: Role,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     step: int,
-    objective: Objective[S],
-    stream: Callable[[Pack], S] | RoleName,
+    objective: Objective,
+    columns: BatchColumns | RoleName,
     loss: str,
 ) -> dict[str, float]:
     """Train a role on all epochs and mini-batches; return the means of the updates' metrics.
 
-    `step`: the steps before this one. `stream`: that of an `OptimizerStep`. `loss`: the metric's
+    `step`: the steps before this one. `columns`: those of an `OptimizerStep`. `loss`: the metric's
     name for the loss.
     """
     name, group, results = role.name, group_of(cluster, role), []
-    for number, mini in batch.schedule(layout, spec.config.algorithm.epochs):
+    for number, mini in batch.schedule(minis, spec.config.algorithm.epochs):
         packs: Packs = mini.packs
-        if isinstance(stream, RoleName):
+        if isinstance(columns, RoleName):
             packs = group.shortages.split(name, packs, unit=1)  # as the teacher read them
-        rate = rate_of(role, spec, len(layout.minis), step, number)
-        optimizer_step = OptimizerStep(packs, mini.counts, objective, stream)
+        rate = rate_of(role, spec, len(minis), step, number)
+        optimizer_step = OptimizerStep(packs, mini.counts, objective, columns)
         results.append(update(name, group, optimizer_step, rate))
     metrics = mean_metrics(results)
     return metrics | {
@@ -232,12 +217,12 @@ def train_on(
 
 def estimate_advantages(
     batch: Batch,
-    scores: Scores,
+    scores: BatchColumns,
     algorithm: RlAlgorithm,
     kl_coefficient: float,
     greedy: Mapping[int, float],
-) -> Learnables:
-    """Return the advantages (and returns) that the configured estimator gives for the batch.
+) -> dict[Column, Entries]:
+    """Return the columns of advantages (and returns), by the configured estimator.
 
     The estimator gets each episode as one sequence, which joins the episode's branches. With a
     teacher's log-probs, distill_weight * (teacher - policy) of the sampled token is added: the
@@ -246,71 +231,57 @@ def estimate_advantages(
     `kl_coefficient` is the weight of the KL in the reward, if the KL is placed there. `greedy` has
     the reward of the greedy response to each group's prompt, if the estimator needs it.
     """
-    layout = batch.layout
-    whole, ends_S = _whole(batch)
-    ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
-    kl_L = _kl_of_rewards(scores, algorithm)
+    sampler = scores[SAMPLER_LOGPROBS]
+    order, ends_S = _whole_episodes(batch)
+    ordered = [batch.trajectories[i] for i in order[ends_S]]
+
+    def join(entries: Entries) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([entries[i] for i in order]))
+
+    shaping = _kl_of_rewards(batch, scores, algorithm)
+    placed = learned_columns(batch.trajectories, [TOKEN_REWARDS])
+    ends_L = np.cumsum([0, *(len(sampler[i]) for i in order)])
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
-        shaping_L=(
-            torch.zeros(len(scores.sampler_L))
-            if kl_L is None
-            else -kl_coefficient * torch.from_numpy(layout.move_to(kl_L, whole))
-        ),
-        cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
-        placed_L=_token_rewards(batch, whole),
+        shaping_L=torch.zeros(ends_L[-1]) if shaping is None else -kl_coefficient * join(shaping),
+        cu_loss_tokens=torch.from_numpy(ends_L[[0, *(ends_S + 1)]]),
+        placed_L=join(placed[TOKEN_REWARDS]) if placed else None,
     )
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
     }
-    if scores.values_L is not None:
-        given["values_L"] = torch.from_numpy(layout.move_to(scores.values_L, whole))
+    if VALUES in scores:
+        given["values_L"] = join(scores[VALUES])
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
     if "turn_L" in advantage_needs(algorithm.advantage):
-        turns = [
-            branch_turns for episode in batch.episodes for branch_turns in turn_numbers(episode)
-        ]
-        given["turn_L"] = torch.from_numpy(np.concatenate([turns[i] for i in whole.trajectory_S]))
+        given["turn_L"] = join([own for e in batch.episodes for own in turn_numbers(e)])
     estimates = advantage(algorithm.advantage)(inputs, given)
-
-    def back(column_L: torch.Tensor) -> Floats:
-        return whole.move_to(column_L.float().numpy(), layout)
-
-    advantages_L = back(estimates.advantages_L)
-    if scores.teacher_L is not None:
-        of_teacher_L = algorithm.distill_weight * (scores.teacher_L - scores.policy_L)
-        advantages_L = advantages_L + of_teacher_L
-    return Learnables(
-        advantages_L=advantages_L,
-        returns_L=None if estimates.returns_L is None else back(estimates.returns_L),
-    )
+    advantages = divide(estimates.advantages_L.float().numpy(), order, sampler)
+    if TEACHER_LOGPROBS in scores:
+        pairs = zip(scores[TEACHER_LOGPROBS], policy_logprobs(scores), strict=True)
+        ahead = [algorithm.distill_weight * (teacher - policy) for teacher, policy in pairs]
+        advantages = [own + more for own, more in zip(advantages, ahead, strict=True)]
+    estimated: dict[Column, Entries] = {ADVANTAGES: advantages}
+    if estimates.returns_L is not None:
+        estimated[RETURNS] = divide(estimates.returns_L.float().numpy(), order, sampler)
+    return estimated
 
 
-def _whole(batch: Batch) -> tuple[ColumnLayout, Ints]:
-    """Return a layout in which each episode's branches are adjacent, and where episodes end.
+def _whole_episodes(batch: Batch) -> tuple[Ints, Ints]:
+    """Return an order in which each episode's branches are adjacent, and where episodes end.
 
-    The second result gives the number of each episode's last sequence in this layout, [episodes].
+    Episodes are in the order of the packs. The first result has the numbers of the trajectories,
+    the second the place of each episode's last branch among them.
     """
-    layout = batch.layout
-    if len(batch.episodes) == len(batch.trajectories):
-        return layout, np.arange(len(layout.trajectory_S))
+    order = packed_order(batch.minis)
     counts = [len(episode.branches) for episode in batch.episodes]
-    episode_S = np.repeat(np.arange(len(counts)), counts)[layout.trajectory_S]
+    episode_S = np.repeat(np.arange(len(counts)), counts)[order]
     _, first, number = np.unique(episode_S, return_index=True, return_inverse=True)
-    order = np.lexsort((layout.trajectory_S, first[number]))
-    lengths = np.diff(layout.cu_loss_tokens)[order]
-    whole = ColumnLayout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
-    return whole, np.flatnonzero(np.diff(episode_S[order], append=-1))
-
-
-def _token_rewards(batch: Batch, whole: ColumnLayout) -> torch.Tensor | None:
-    """Return environments' rewards of single tokens in the order of `whole`; None if none exist."""
-    trajectories = batch.trajectories
-    rewards = [t.token_rewards[t.loss_mask] for t in trajectories if t.token_rewards is not None]
-    return torch.from_numpy(whole.column(rewards)) if rewards else None
+    places = np.lexsort((order, first[number]))
+    return order[places], np.flatnonzero(np.diff(episode_S[places], append=-1))
 
 
 def turn_numbers(episode: Trajectory) -> list[Ints]:
@@ -325,12 +296,16 @@ def turn_numbers(episode: Trajectory) -> list[Ints]:
     return by_branch
 
 
-def _kl_of_rewards(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
-    if scores.reference_L is None or algorithm.kl is None or algorithm.kl.place != "reward":
+def _kl_of_rewards(batch: Batch, scores: BatchColumns, algorithm: RlAlgorithm) -> Entries | None:
+    """Return the KL of each token from the reference if it is a part of the reward, else None."""
+    if REFERENCE_LOGPROBS not in scores or algorithm.kl is None or algorithm.kl.place != "reward":
         return None
-    policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
-    kl_L: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
-    return kl_L
+    order, policy = packed_order(batch.minis), policy_logprobs(scores)
+    policy_L, reference_L = (
+        torch.from_numpy(np.concatenate([entries[i] for i in order]))
+        for entries in (policy, scores[REFERENCE_LOGPROBS])
+    )
+    return divide(kl(policy_L, reference_L, algorithm.kl.estimator).numpy(), order, policy)
 
 
 def has_kl_loss(algorithm: RlAlgorithm) -> bool:
@@ -351,34 +326,26 @@ def policy_terms(algorithm: RlAlgorithm, longest: int, kl_coefficient: float) ->
     )
 
 
-def policy_stream(
-    batch: Batch, scores: Scores, advantages_L: Floats, kl_loss: bool
-) -> Callable[[Pack], PolicyStream]:
-    """Return a function of a pack that gives the policy loss's columns for its learned tokens.
-
-    The reference's log-probs are None unless `kl_loss` is set.
-    """
-
-    def part_of(column_L: Floats | None, pack: Pack) -> Floats | None:
-        return None if column_L is None else batch.layout.of_pack(column_L, pack)
-
-    return lambda pack: PolicyStream(
-        advantages_L=batch.layout.of_pack(advantages_L, pack),
-        sampler_logprobs_L=batch.layout.of_pack(scores.sampler_L, pack),
-        old_logprobs_L=part_of(scores.old_L, pack),
-        reference_logprobs_L=part_of(scores.reference_L if kl_loss else None, pack),
-    )
+def policy_columns(columns: BatchColumns, kl_loss: bool) -> BatchColumns:
+    """Return the columns of the policy loss; the reference's log-probs only if `kl_loss` is set."""
+    return {
+        column: entries
+        for column, entries in columns.items()
+        if column.in_policy_loss and (kl_loss or column != REFERENCE_LOGPROBS)
+    }
 
 
-def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
+def batch_metrics(batch: Batch, scores: BatchColumns, kl_coefficient: float) -> dict[str, float]:
     """Return `trajectory_metrics`, and how far the policy is from a reference and a teacher.
 
     `teacher_divergence` is the mean over tokens of log policy - log teacher (nats).
     """
     metrics = trajectory_metrics(batch.episodes)
-    if scores.teacher_L is not None:
-        metrics["teacher_divergence"] = float(np.mean(scores.policy_L - scores.teacher_L))
-    if scores.reference_L is not None:
+    if TEACHER_LOGPROBS in scores:
+        gaps = _gaps(scores, TEACHER_LOGPROBS)
+        in_order = [gaps[i] for i in packed_order(batch.minis)]
+        metrics["teacher_divergence"] = float(np.mean(np.concatenate(in_order)))
+    if REFERENCE_LOGPROBS in scores:
         metrics |= {
             "kl": observed_kl(batch, scores),
             "kl_per_token": observed_kl_per_token(batch, scores),
@@ -455,52 +422,46 @@ def zero_signal(trajectories: list[Trajectory]) -> float:
     return fmean(len(group) > 1 and min(group) == max(group) for group in rewards.values())
 
 
-def observed_kl(batch: Batch, scores: Scores) -> float:
+def observed_kl(batch: Batch, scores: BatchColumns) -> float:
     """Return the mean KL per response from the reference (k1 summed over tokens), nats."""
-    gaps = _gaps(batch, scores)
+    gaps = _gaps(scores, REFERENCE_LOGPROBS)
     return math.fsum(float(gaps_L.sum()) for gaps_L in gaps) / len(batch.episodes)
 
 
-def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
+def observed_kl_per_token(batch: Batch, scores: BatchColumns) -> float:
     """Return the mean over responses of the mean KL of their tokens from the reference (k1), nats.
 
     Responses without learned tokens do not count.
     """
-    gaps = iter(_gaps(batch, scores))
+    gaps = iter(_gaps(scores, REFERENCE_LOGPROBS))
     of_episodes = [
         np.concatenate([next(gaps) for _ in episode.branches]) for episode in batch.episodes
     ]
     return fmean([float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L)] or [0.0])
 
 
-def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
-    assert scores.reference_L is not None
-    return batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
+def _gaps(scores: BatchColumns, other: Column) -> list[Floats]:
+    """Return the policy's log-probs minus those of another column."""
+    return [own - its for own, its in zip(policy_logprobs(scores), scores[other], strict=True)]
 
 
-def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
-    """Return the numbers of each branch's response tokens, to be written.
+def with_columns(
+    episodes: Sequence[Trajectory], batch: Batch, columns: BatchColumns
+) -> list[Trajectory]:
+    """Return a batch's episodes with columns of its learned tokens; other tokens have 0 there."""
+    numbers = iter(range(len(batch.trajectories)))
 
-    Tokens that are not learned get 0.
-    """
+    def add(branch: Trajectory) -> Trajectory:
+        number = next(numbers)
+        learned = batch.trajectories[number].loss_mask
+        return branch.add_columns(
+            {c: _spread(learned, entries[number]) for c, entries in columns.items()}
+        )
 
-    def of_responses(column_L: Floats | None) -> list[Floats] | None:
-        if column_L is None:
-            return None
-        by_trajectory = batch.layout.by_trajectory(column_L)
-        return [_spread(t, x) for t, x in zip(batch.trajectories, by_trajectory, strict=True)]
-
-    return TokenScores(
-        advantages=of_responses(learnables.advantages_L),
-        trainer_logprobs=of_responses(scores.old_L),
-        reference_logprobs=of_responses(scores.reference_L),
-        values=of_responses(scores.values_L),
-        teacher_logprobs=of_responses(scores.teacher_L),
-        returns=of_responses(learnables.returns_L),
-    )
+    return [episode.change_branches(add) for episode in episodes]
 
 
-def _spread(trajectory: Trajectory, learned: Floats) -> Floats:
-    spread = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
-    spread[trajectory.loss_mask] = learned
+def _spread(learned: Bools, values: NDArray[Any]) -> NDArray[Any]:
+    spread = np.zeros(len(learned), values.dtype)
+    spread[learned] = values
     return spread

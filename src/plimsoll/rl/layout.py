@@ -1,25 +1,32 @@
-"""Keep a step's learned tokens in one order, from scoring to the losses.
+"""Pack a step's trajectories once, for scoring and for the losses.
 
-A step is packed once. Numbers for its learned tokens (log-probs, values, advantages) are columns of
-shape [L] in the order of the packs, so the numbers of a pack are a slice of a column.
+Numbers of learned tokens (log-probs, values, advantages) have one form from scoring to the losses:
+an array for each trajectory, in the order of the trajectories.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_groups
-from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
+from plimsoll.records import (
+    BatchCounts,
+    Column,
+    Entries,
+    Floats,
+    Ints,
+    Pack,
+    Sample,
+    Trajectory,
+)
 from plimsoll.resolve.roles import RoleName
-from plimsoll.trainer.worker import Worker
-
-ByTrajectory = Sequence[Floats]
-"""For each trajectory, a number for each of its learned tokens."""
+from plimsoll.train.update import score_packs
 
 
 @dataclass(frozen=True)
@@ -30,72 +37,49 @@ class MiniBatch:
     counts: BatchCounts
 
 
-@dataclass(frozen=True)
-class ColumnLayout:
-    """A step's trajectories in packs, for one group of ranks.
+def packed_order(minis: Sequence[MiniBatch]) -> Ints:
+    """Return the numbers of the trajectories in the order in which the packs hold them.
 
-    Attributes:
-        minis: the mini-batches.
-        trajectory_S: the index of the trajectory that each sequence is. `samples_S` of the packs
-            are the numbers of the sequences, from 0 over all packs.
-        cu_loss_tokens: the position in a column at which each sequence's learned tokens begin, and
-            the end of the last; shape [S + 1].
+    Sums over a batch are taken in this order.
     """
+    packs = [pack for mini in minis for rank_packs in mini.packs for pack in rank_packs]
+    order = np.concatenate([pack.samples_S for pack in packs])
+    return order[order >= 0]
 
-    minis: list[MiniBatch]
-    trajectory_S: Ints
-    cu_loss_tokens: Ints
 
-    def of_pack(self, column_L: Floats, pack: Pack) -> Floats:
-        """Return the slice of a column that belongs to a pack; it is empty for a filler."""
-        return column_L[self._place(pack)]
+def divide(column_L: NDArray[Any], order: Ints, like: Entries) -> list[NDArray[Any]]:
+    """Return an array for each trajectory, cut from a column.
 
-    def score(
-        self,
-        group: Group,
-        task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
-        role: RoleName,
-    ) -> Floats:
-        """Run `task` for a role on all packs, each on its rank; return the scores as a column."""
-        every = zip(*(mini.packs for mini in self.minis), strict=True)
-        packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
-        answers = group.call(task, [(role, rank_packs) for rank_packs in packs]).result()
-        column_L = np.zeros(self.cu_loss_tokens[-1], dtype=np.float32)
-        for rank_packs, values in zip(packs, answers, strict=True):
-            for packed, values_L in zip(rank_packs, values, strict=True):
-                column_L[self._place(packed)] = values_L
-        return column_L
+    Args:
+        column_L: the numbers of all learned tokens.
+        order: the numbers of the trajectories, in the order of the column.
+        like: entries of the same tokens.
+    """
+    pieces = np.split(column_L, np.cumsum([len(like[i]) for i in order])[:-1])
+    return [pieces[place] for place in np.argsort(order)]
 
-    def column(self, by_trajectory: ByTrajectory) -> Floats:
-        """Return a column made from an array for each trajectory."""
-        parts = [by_trajectory[i] for i in self.trajectory_S]
-        return np.concatenate(parts, dtype=np.float32)
 
-    def by_trajectory(self, column_L: Floats) -> list[Floats]:
-        """Return an array for each trajectory, cut from a column: the inverse of `column`."""
-        pieces = np.split(column_L, self.cu_loss_tokens[1:-1])
-        return [pieces[i] for i in self._sequence_of]
+def score(
+    minis: Sequence[MiniBatch], group: Group, task: Callable[..., list[Floats]], role: RoleName
+) -> Entries:
+    """Run a method of `Worker` for a role on all packs; return the scores by trajectory."""
+    every = zip(*(mini.packs for mini in minis), strict=True)
+    packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
+    return score_packs(group, task, role, packs)
 
-    def in_order(self, column_L: Floats) -> Floats:
-        """Return a column in the order of the trajectories.
 
-        Sums in this order are rounded in the same way, however the trajectories are packed.
-        """
-        return np.concatenate(self.by_trajectory(column_L))
+def learned_columns(
+    trajectories: Sequence[Trajectory], wanted: Iterable[Column]
+) -> dict[Column, Entries]:
+    """Return the wanted columns that the trajectories have, for their learned tokens.
 
-    def move_to(self, column_L: Floats, target: ColumnLayout) -> Floats:
-        """Return a column of this layout as a column of another layout of the same trajectories."""
-        return column_L if target is self else target.column(self.by_trajectory(column_L))
-
-    @cached_property
-    def _sequence_of(self) -> Ints:
-        return np.argsort(self.trajectory_S)
-
-    def _place(self, pack: Pack) -> slice:
-        sequences = pack.samples_S[pack.samples_S >= 0]
-        if len(sequences) == 0:
-            return slice(0, 0)
-        return slice(self.cu_loss_tokens[sequences[0]], self.cu_loss_tokens[sequences[-1] + 1])
+    Raises KeyError if only some of the trajectories have a column.
+    """
+    return {
+        column: [t.columns[column][t.loss_mask] for t in trajectories]
+        for column in wanted
+        if any(column in t.columns for t in trajectories)
+    }
 
 
 def lay_out(
@@ -105,8 +89,8 @@ def lay_out(
     budget: int,
     *,
     beside: Sequence[int] | None,
-) -> ColumnLayout:
-    """Pack the mini-batches, and return the layout.
+) -> list[MiniBatch]:
+    """Pack the mini-batches; `samples_S` of the packs are the numbers of the trajectories.
 
     Args:
         trajectories: all trajectories of the step.
@@ -118,32 +102,20 @@ def lay_out(
     """
     samples = [_sample(t) for t in trajectories]
     minis: list[MiniBatch] = []
-    order: list[Ints] = []
     for numbers in members:
         mini_samples = [samples[i] for i in numbers]
         if beside is None:
             packed = pack(mini_samples, ranks, budget)
         else:
             packed = pack_groups(mini_samples, [beside[i] for i in numbers], ranks, budget)
-        packs, places = _renumber(packed, sum(map(len, order)))
+        packs = [[_renumber(pack, numbers) for pack in rank_packs] for rank_packs in packed]
         minis.append(MiniBatch(packs, BatchCounts.of(mini_samples)))
-        order.append(numbers[places])
-    trajectory_S = np.concatenate(order)
-    lengths = [int(samples[i].loss_mask.sum()) for i in trajectory_S]
-    return ColumnLayout(minis, trajectory_S, np.cumsum([0, *lengths]))
+    return minis
 
 
-def _renumber(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
-    """Return the packs with their sequences numbered from `first` on, and the old numbers."""
-    places: list[int] = []
-
-    def renumber(pack: Pack) -> Pack:
-        start = first + len(places)
-        places.extend(i for i in pack.samples_S.tolist() if i >= 0)
-        numbers = np.arange(start, first + len(places))
-        return pack if len(numbers) == 0 else replace(pack, samples_S=numbers)
-
-    return [[renumber(pack) for pack in rank_packs] for rank_packs in packs], np.array(places)
+def _renumber(pack: Pack, numbers: Ints) -> Pack:
+    """Return a mini-batch's pack with the numbers of the trajectories; a filler keeps its -1."""
+    return replace(pack, samples_S=np.where(pack.samples_S < 0, -1, numbers[pack.samples_S]))
 
 
 def _sample(trajectory: Trajectory) -> Sample:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -20,11 +19,12 @@ from plimsoll.data.template import Template, make_template
 from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.policy import at_marks
-from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
+from plimsoll.records import Floats, RewardPart, Sample, Trajectory
 from plimsoll.resolve.roles import Role
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.reward.score import texts_of
 from plimsoll.reward.server_forms import conversation_tokens
+from plimsoll.train.update import score_packs
 from plimsoll.trainer.worker import Worker
 
 _TAKE: dict[str, Callable[[Sequence[float]], float]] = {
@@ -75,10 +75,7 @@ def _scores(
 ) -> list[Floats]:
     longest, group = max(len(s.tokens) for s in samples), group_of(cluster, role)
     packs = pack(samples, group.streams, max(longest, spec.workload.largest_pack(group.streams)))
-    by_rank = group.call(
-        Worker.values, [(role.name, rank_packs, at_marks) for rank_packs in packs]
-    ).result()
-    return from_packed(chain(*packs), chain(*by_rank), len(samples))
+    return score_packs(group, Worker.values, role.name, packs, at_marks)
 
 
 def of_response(scores: Floats, model: RewardModelConfig) -> float:

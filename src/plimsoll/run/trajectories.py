@@ -14,24 +14,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.records import Floats, Prompt, RewardPart, Trajectory, Turn
+from plimsoll.records import (
+    ADVANTAGES,
+    COLUMNS,
+    SAMPLED,
+    SAMPLER_LOGPROBS,
+    WEIGHT_VERSIONS,
+    Column,
+    Prompt,
+    RewardPart,
+    Trajectory,
+    Turn,
+)
 from plimsoll.run.files import whole_file
 
 _PARTS = pa.list_(
     pa.struct([("name", pa.string()), ("value", pa.float64()), ("weight", pa.float64())])
 )
-_PROMPT_TOKENS = pa.list_(pa.int32())
-_IDS = pa.list_(pa.int64())
-_PER_TOKEN = pa.list_(pa.float32())
-_SCORES = (
-    "advantages",
-    "trainer_logprobs",
-    "reference_logprobs",
-    "values",
-    "returns",
-    "teacher_logprobs",
-)
-"""The fields of `TokenScores`; a column each."""
 _TURNS = pa.list_(
     pa.struct(
         [
@@ -40,18 +39,15 @@ _TURNS = pa.list_(
         ]
     )
 )
-_BRANCHES = pa.list_(
-    pa.struct(
-        [
-            *(("prompt_tokens", _PROMPT_TOKENS), ("response", pa.string()), ("tokens", _IDS)),
-            *(("loss_mask", pa.list_(pa.bool_())), ("finish_reason", pa.string())),
-            *(("sampler_logprobs", _PER_TOKEN), ("weight_versions", _IDS)),
-            *((name, _PER_TOKEN) for name in _SCORES),
-            *(("turns", _TURNS), ("token_rewards", _PER_TOKEN)),
-        ]
-    )
-)
-_EPISODE = ["environment", "turns", "token_rewards", "figures", "earlier"]
+_BRANCH = {
+    **{"prompt_tokens": pa.list_(pa.int32()), "response": pa.string()},
+    **{"tokens": pa.list_(pa.int64()), "loss_mask": pa.list_(pa.bool_())},
+    **{column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS},
+    "finish_reason": pa.string(),
+}
+"""The types of what the file has of each branch; a column that a branch lacks is null."""
+_BRANCHES = pa.list_(pa.struct([*_BRANCH.items(), ("turns", _TURNS)]))
+_EPISODE = ["environment", "turns", "figures", "earlier"]
 """Additional columns in runs with environments."""
 _VALUE = "reference_value"
 """Additional column in runs with references that are not text; its values are JSON text."""
@@ -59,36 +55,10 @@ _ROW = "row"
 """Column that older files lack: what else rewards read of a prompt's row, as JSON text."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
-    *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
-    *("weight_versions", "finish_reason"),
+    *("response", "tokens", "loss_mask", "reference", "parts", "finish_reason"),
+    *(SAMPLER_LOGPROBS.name, WEIGHT_VERSIONS.name),
 ]
 """The columns without which a trajectory cannot be read."""
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """Numbers per token of a step, computed before the tokens are learned from.
-
-    Each field has one array for every branch of every trajectory (`Trajectory.branches`). An array
-    has one number per response token, shape [R], and no NaN; tokens that were not sampled have 0.
-    """
-
-    advantages: Sequence[Floats] | None = None
-    """None if advantages are not estimated."""
-    trainer_logprobs: Sequence[Floats] | None = None
-    """Log-probs in nats that the trainer computed with the weights of the sampling policy; None if
-    it did not compute them."""
-    reference_logprobs: Sequence[Floats] | None = None
-    """Log-probs in nats under the reference; None without a reference."""
-    values: Sequence[Floats] | None = None
-    """The critic's values; None without a critic."""
-    returns: Sequence[Floats] | None = None
-    """The targets of the critic's values; None without a critic."""
-    teacher_logprobs: Sequence[Floats] | None = None
-    """Log-probs in nats under a teacher; None without one."""
-
-
-_UNSCORED = TokenScores()
 
 
 @dataclass(frozen=True)
@@ -120,10 +90,9 @@ def write_trajectories(
     path: Path,
     step: int,
     trajectories: Sequence[Trajectory],
-    scores: TokenScores | None,
     draw: StepDraw | None = None,
 ) -> None:
-    """Write the trajectories of a step in their order, before they are learned from.
+    """Write the trajectories of a step with their columns, before they are learned from.
 
     `parts` has all parts of the reward with their weights. Each part also has a column
     `reward_<name>` with its value before the weight, null for trajectories without it.
@@ -131,19 +100,15 @@ def write_trajectories(
 
     Raises PlimsollError if the disk is full or not writable.
     """
-    table = _table(step, trajectories, _UNSCORED if scores is None else scores)
+    table = _table(step, trajectories)
     if draw is not None:
         table = table.replace_schema_metadata({_DRAW: json.dumps(asdict(draw))})
     with whole_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
 
 
-def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table:
-    prompts = [t.prompt for t in ts]
-    branches = [branch for t in ts for branch in t.branches]
-    last = np.cumsum([len(t.branches) for t in ts]) - 1
-    scored = {name: _check_arrays(name, getattr(scores, name), branches) for name in _SCORES}
-    of_last = {name: [arrays[i] for i in last] for name, arrays in scored.items()}
+def _table(step: int, ts: Sequence[Trajectory]) -> pa.Table:
+    prompts, last = [t.prompt for t in ts], [*map(_branch, ts)]
     columns = {
         "step": pa.array([step] * len(ts), pa.int64()),
         "group": pa.array([t.group for t in ts], pa.int64()),
@@ -152,32 +117,20 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "source": pa.array([p.source for p in prompts], pa.string()),
         "columns": pa.array([json.dumps(dict(p.columns)) for p in prompts], pa.string()),
         "prompt": pa.array([p.text for p in prompts], pa.string()),
-        "prompt_tokens": pa.array([p.tokens for p in prompts], _PROMPT_TOKENS),
         _ROW: pa.array(map(_row_text, prompts), pa.string()),
-        "response": pa.array([t.response_text for t in ts], pa.string()),
-        "tokens": pa.array([t.response_tokens for t in ts], _IDS),
-        "loss_mask": pa.array([t.loss_mask for t in ts], pa.list_(pa.bool_())),
+        **{name: pa.array([b.get(name) for b in last], of) for name, of in _BRANCH.items()},
         "reference": pa.array([p.reference for p in prompts], pa.string()),
         "reward": pa.array([t.reward for t in ts], pa.float64()),
         **_reward_columns(ts),
         "parts": pa.array([[asdict(part) for part in t.rewards] for t in ts], _PARTS),
-        "advantage_mean": pa.array(map(_learned_mean, of_last["advantages"], ts), pa.float64()),
-        "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], _PER_TOKEN),
-        **{name: pa.array(arrays, _PER_TOKEN) for name, arrays in of_last.items()},
+        "advantage_mean": pa.array(map(_mean_advantage, ts), pa.float64()),
         # The version of the weights that began each response; null without tokens.
         "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
-        "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
-        "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
         **_value_column(prompts),
         **_episode_columns(ts),
     }
-    if len(branches) > len(ts):
-        rows = [
-            _branch(t, {name: arrays[i] for name, arrays in scored.items()})
-            for i, t in enumerate(branches)
-        ]
-        earlier = [rows[i - len(t.earlier) : i] for t, i in zip(ts, last, strict=True)]
-        columns["earlier"] = pa.array(earlier, _BRANCHES)
+    if any(t.earlier for t in ts):
+        columns["earlier"] = pa.array([[*map(_branch, t.earlier)] for t in ts], _BRANCHES)
     return pa.table(columns)
 
 
@@ -196,19 +149,16 @@ def _row_values(text: str | None) -> dict[str, Any]:
     return {"named": row["named"], "messages": (*row["messages"],), "is_text": row["is_text"]}
 
 
-def _branch(t: Trajectory, scores: Mapping[str, Floats | None]) -> dict[str, Any]:
-    """Return the values of an earlier branch by column name."""
+def _branch(t: Trajectory) -> dict[str, Any]:
+    """Return the values of a branch by their names in the file."""
     return {
         "prompt_tokens": t.prompt.tokens,
         "response": t.response_text,
         "tokens": t.response_tokens,
         "loss_mask": t.loss_mask,
         "finish_reason": t.finish_reason,
-        "sampler_logprobs": t.sampler_logprobs,
-        **scores,
-        "weight_versions": t.weight_versions,
+        **{column.name: array for column, array in t.columns.items()},
         "turns": [asdict(turn) for turn in t.turns],
-        "token_rewards": t.token_rewards,
     }
 
 
@@ -228,31 +178,16 @@ def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
     return {
         "environment": pa.array([t.prompt.environment for t in ts], pa.string()),
         "turns": pa.array([[asdict(turn) for turn in t.turns] for t in ts], _TURNS),
-        "token_rewards": pa.array([t.token_rewards for t in ts], _PER_TOKEN),
         "figures": pa.array([json.dumps(dict(t.figures)) for t in ts], pa.string()),
     }
 
 
-def _check_arrays(
-    name: str, arrays: Sequence[Floats] | None, trajectories: Sequence[Trajectory]
-) -> Sequence[Floats | None]:
-    """Return the arrays after checking their shapes; if there are none, return None for each."""
-    if arrays is None:
-        return [None] * len(trajectories)
-    counts = f"{len(arrays)} {name}, {len(trajectories)} trajectories"
-    assert len(arrays) == len(trajectories), counts
-    for array, trajectory in zip(arrays, trajectories, strict=True):
-        expected = trajectory.response_tokens.shape
-        assert array.shape == expected, f"{name} of {array.shape} for tokens of {expected}"
-        assert not np.isnan(array).any(), f"{name} with NaN"
-    return arrays
-
-
-def _learned_mean(array: Floats | None, trajectory: Trajectory) -> float | None:
-    """Return the array's mean at learned tokens; 0 without such tokens, None without an array."""
-    if array is None:
+def _mean_advantage(trajectory: Trajectory) -> float | None:
+    """Return the mean at learned tokens; 0 without such tokens, None without advantages."""
+    advantages = trajectory.columns.get(ADVANTAGES)
+    if advantages is None:
         return None
-    learned = array[trajectory.loss_mask]
+    learned = advantages[trajectory.loss_mask]
     return float(learned.mean()) if len(learned) else 0.0
 
 
@@ -267,7 +202,7 @@ def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
 
 def to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
     """Return trajectories as an Arrow stream, which `from_bytes` reads."""
-    table, sink = _table(0, trajectories, _UNSCORED), pa.BufferOutputStream()
+    table, sink = _table(0, trajectories), pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
@@ -293,30 +228,13 @@ def read_draw(path: Path) -> StepDraw | None:
     return replace(draw, baselines=baselines, unlearned=tuple(draw.unlearned))
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    """Return the trajectories of a file; raise ConfigError if it lacks columns or is damaged."""
-    with _explaining_damage(path):
-        return _read_trajectories(path)
+def read_trajectories(path: Path, columns: Sequence[Column] = SAMPLED) -> list[Trajectory]:
+    """Return the trajectories of a file with those of these columns that it holds.
 
-
-def read_scores(path: Path) -> TokenScores:
-    """Return the numbers per token of a file; raise ConfigError if it is damaged.
-
-    Columns that an older version did not write count as not computed.
+    Raises ConfigError if it lacks what every trajectory has, or is damaged.
     """
     with _explaining_damage(path):
-        names = set(pq.read_schema(path).names)
-        present = [name for name in _SCORES if name in names]
-        rows = read_bounded(path, [*present, *names & {"earlier"}]).to_pylist()
-        branches = [branch for row in rows for branch in (*(row.get("earlier") or ()), row)]
-        return TokenScores(**{name: _scores(branches, name) for name in present})
-
-
-def _scores(branches: Sequence[Mapping[str, Any]], name: str) -> list[Floats] | None:
-    values = [branch.get(name) for branch in branches]
-    if any(value is None for value in values):
-        return None
-    return [np.array(value, np.float32) for value in values]
+        return _read_trajectories(path, columns)
 
 
 @contextmanager
@@ -329,7 +247,7 @@ def _explaining_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_trajectories(path: Path) -> list[Trajectory]:
+def _read_trajectories(path: Path, columns: Sequence[Column]) -> list[Trajectory]:
     names = set(pq.read_schema(path).names)
     lacking = sorted(set(_WHOLE) - names)
     if lacking:
@@ -337,12 +255,12 @@ def _read_trajectories(path: Path) -> list[Trajectory]:
             f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
             "wrote it, which did not keep them. Give the run.directory of a newer run."
         )
-    columns = [*_WHOLE, *(name for name in (_VALUE, _ROW, *_EPISODE) if name in names)]
-    return [_trajectory(row) for row in read_bounded(path, columns).to_pylist()]
+    wanted = (_VALUE, _ROW, *_EPISODE, *(column.name for column in columns))
+    read = dict.fromkeys([*_WHOLE, *(name for name in wanted if name in names)])
+    return [_trajectory(row, columns) for row in read_bounded(path, [*read]).to_pylist()]
 
 
-def _trajectory(row: Mapping[str, Any]) -> Trajectory:
-    rewards = row.get("token_rewards")
+def _trajectory(row: Mapping[str, Any], columns: Sequence[Column] = SAMPLED) -> Trajectory:
     branch_row = {**row, "earlier": (), "parts": ()}
     return Trajectory(
         prompt=Prompt(
@@ -360,15 +278,19 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         sample_index=row["sample_index"],
         response_tokens=np.array(row["tokens"], np.int64),
         loss_mask=np.array(row["loss_mask"], np.bool_),
-        sampler_logprobs=np.array(row["sampler_logprobs"], np.float32),
-        weight_versions=np.array(row["weight_versions"], np.int64),
+        columns={
+            column: np.array(row[column.name], column.dtype)
+            for column in columns
+            if row.get(column.name) is not None
+        },
         response_text=row["response"],
         finish_reason=row["finish_reason"],
         rewards=tuple(RewardPart(**part) for part in row["parts"]),
         turns=tuple(Turn(**turn) for turn in row.get("turns", ())),
-        token_rewards=None if rewards is None else np.array(rewards, np.float32),
         figures=json.loads(row.get("figures", "{}")),
-        earlier=tuple(_trajectory({**branch_row, **branch}) for branch in row.get("earlier") or ()),
+        earlier=tuple(
+            _trajectory({**branch_row, **branch}, columns) for branch in row.get("earlier") or ()
+        ),
     )
 
 

@@ -44,7 +44,6 @@ from plimsoll.trainer.schedule import learning_rate
 
 ItemT = TypeVar("ItemT", bound=Row | Prompt)
 RowT = TypeVar("RowT", bound=Row)
-S = TypeVar("S")
 
 _SHOWN_ROWS = 64
 
@@ -154,7 +153,7 @@ def leave_out_bad(
 
 def learn_from_data(
     work: Work[ConfigT, RowT],
-    learn: Callable[[Sequence[RowT]], OptimizerStep[S]],
+    learn: Callable[[Sequence[RowT]], OptimizerStep],
     evaluate: Callable[[], Mapping[str, float]],
 ) -> None:
     """Run the loop: draw, learn, evaluate, report, save; then write the model.

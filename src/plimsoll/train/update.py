@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 
 from plimsoll.cluster.protocol import Group
 from plimsoll.data.packing import pack, pack_pairs
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
+from plimsoll.records import (
+    BatchColumns,
+    BatchCounts,
+    ColumnLayout,
+    Floats,
+    Pack,
+    PackColumns,
+    Pair,
+    Row,
+    cut,
+    from_packed,
+    samples_of,
+)
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.trainer.protocol import Objective
 from plimsoll.trainer.worker import Abandoned, UpdateResult, Worker
-
-S = TypeVar("S")
 
 Packs = Sequence[Sequence[Pack]]
 """The packs of each rank."""
@@ -37,22 +48,22 @@ def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], group: Group) -> Packs:
 
 
 @dataclass(frozen=True)
-class OptimizerStep(Generic[S]):
+class OptimizerStep:
     """The data and the objective of one optimizer step."""
 
     packs: Packs
     counts: BatchCounts
     """The counts over all ranks, by which the loss is normalised."""
-    objective: Objective[S]
-    stream: Callable[[Pack], S] | RoleName
-    """Returns what the objective needs beside a pack, such as labels; or the name of a teacher,
-    whose outputs on the packs the ranks have already (`teach`).
+    objective: Objective
+    columns: BatchColumns | RoleName
+    """What the objective reads beside the tokens, such as labels; or the name of a teacher, whose
+    outputs on the packs the ranks have already (`teach`).
     """
     unit: int = 1
     """The sequences of a pack that stay together: 2 for pairs, else 1."""
 
 
-def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) -> list[UpdateResult]:
+def update(role: RoleName, group: Group, step: OptimizerStep, rate: float) -> list[UpdateResult]:
     """Take one optimizer step of a role at learning rate `rate`; return each rank's result.
 
     If memory runs out, the step is done anew with smaller micro-batches, as far as
@@ -65,8 +76,8 @@ def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) ->
         return group.call(Worker.train, _arguments(role, step, step.packs, rate)).result()
     packs = shortages.split(role, step.packs, step.unit)
     while True:
-        if isinstance(step.stream, RoleName) and packs is not step.packs:
-            teach(step.stream, packs, group)
+        if isinstance(step.columns, RoleName) and packs is not step.packs:
+            teach(step.columns, packs, group)
         outcomes = group.call(Worker.try_to_train, _arguments(role, step, packs, rate)).result()
         results = [outcome for outcome in outcomes if isinstance(outcome, UpdateResult)]
         if results:
@@ -78,14 +89,17 @@ def update(role: RoleName, group: Group, step: OptimizerStep[S], rate: float) ->
 
 
 def _arguments(
-    role: RoleName, step: OptimizerStep[S], packs: Packs, rate: float
+    role: RoleName, step: OptimizerStep, packs: Packs, rate: float
 ) -> list[tuple[object, ...]]:
     """Return the arguments of `Worker.train` for each rank."""
-    stream, rest = step.stream, (step.counts, step.objective, rate)
-    return [
-        (role, rank_packs, [*map(stream, rank_packs)] if callable(stream) else None, *rest)
-        for rank_packs in packs
-    ]
+    columns, rest = step.columns, (step.counts, step.objective, rate)
+
+    def columns_of(rank_packs: Sequence[Pack]) -> list[PackColumns] | None:
+        if isinstance(columns, RoleName):
+            return None
+        return [cut(columns, pack) for pack in rank_packs]
+
+    return [(role, rank_packs, columns_of(rank_packs), *rest) for rank_packs in packs]
 
 
 def _failed_packs(
@@ -114,22 +128,21 @@ def teach(teacher: RoleName, packs: Packs, group: Group) -> None:
 
 def log_probs(role: RoleName, packs: Packs, group: Group) -> Floats:
     """Return the log-prob (nats) of each sequence's response, in the order of the batch; [S]."""
-    by_rank = group.call(
-        Worker.sequence_log_probs, [(role, rank_packs) for rank_packs in packs]
-    ).result()
-    return in_batch_order(packs, by_rank)
+    task = Worker.sequence_log_probs
+    return np.concatenate(score_packs(group, task, role, packs, layout="S"))
 
 
-def in_batch_order(packs: Packs, by_rank: Sequence[Sequence[Floats]]) -> Floats:
-    """Return one array of the sequences' values in the order of the batch; fillers are left out.
+def score_packs(
+    group: Group,
+    task: Callable[..., list[Floats]],
+    role: RoleName,
+    packs: Packs,
+    *options: object,
+    layout: ColumnLayout = "L",
+) -> list[Floats]:
+    """Run a method of `Worker` that scores, each pack on its rank; return an array per sample.
 
-    `by_rank` has, for each rank, an array for each of its packs.
+    The method gets the role, the rank's packs and the `options`. `layout` is that of its scores.
     """
-    pairs = [
-        (pack.samples_S, values_S)
-        for rank_packs, arrays in zip(packs, by_rank, strict=True)
-        for pack, values_S in zip(rank_packs, arrays, strict=True)
-        if pack.loss_tokens  # not a filler
-    ]
-    places = np.concatenate([samples_S for samples_S, _ in pairs])
-    return np.concatenate([values_S for _, values_S in pairs])[np.argsort(places)]
+    by_rank = group.call(task, [(role, rank_packs, *options) for rank_packs in packs]).result()
+    return from_packed(chain(*packs), chain(*by_rank), layout)

@@ -3,9 +3,9 @@
 Functions beside them do so for a rank's micro-batches, one after another: they compute scores, or
 losses and gradients.
 
-An objective is a frozen dataclass that is sent to the ranks with every optimizer step. One stream
-goes with it for each micro-batch: the micro-batch's data besides its tokens. `Worker.train` accepts
-any object with the method `loss` of `protocol.Objective`.
+An objective is a frozen dataclass that is sent to the ranks with every optimizer step. The columns
+that it reads go with it for each micro-batch. `Worker.train` accepts any object with the method
+`loss` of `protocol.Objective`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -52,10 +51,32 @@ from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.policy import EmbeddingNoise, PackTensors, TeacherModel, at_ends, at_marks
 from plimsoll.model.sending import keep_on_host
 from plimsoll.model.token_logprobs import Imitation
-from plimsoll.records import BatchCounts, Bools, Floats, Pack
+from plimsoll.records import (
+    ADVANTAGES,
+    RETURNS,
+    TRAINER_LOGPROBS,
+    VALUES,
+    BatchCounts,
+    Column,
+    Floats,
+    Pack,
+    PackColumns,
+)
 from plimsoll.trainer.protocol import Engine, Objective, PackToLearn, TrainedEngine
 
-S = TypeVar("S")
+SEQUENCE_REFERENCE = Column("sequence_reference", "S")
+"""The log-prob (nats) of each sequence's response under the reference."""
+MARGIN = Column("margin", "S")
+"""By how much the chosen response's score should be higher, for both sequences of a pair; 0 if the
+data has none."""
+STEP_LABELS = Column("step_labels")
+"""The labels of a response's steps; the learned tokens are the last tokens of these steps."""
+DESIRABLE = Column("desirable", "S", "bool")
+"""Whether a response is desirable."""
+NOISE_SEEDS = Column("noise_seeds", "S", "int64")
+"""The seed of the noise on each sequence's embeddings."""
+TEACHER = Column("teacher")
+"""The `TeacherForward` of a micro-batch, which is made on a rank and stays there."""
 Shares = dict[str, list[torch.Tensor | float]]
 """For each metric's name, the shares of the micro-batches."""
 
@@ -64,20 +85,29 @@ Shares = dict[str, list[torch.Tensor | float]]
 class NllObjective:
     """The mean negative log-likelihood of the learned tokens, for supervised fine-tuning.
 
-    The stream is the noise on the micro-batch's embeddings, or None. Tokens are learned at
-    temperature 1, whatever the role samples with.
+    Tokens are learned at temperature 1, whatever the role samples with.
+
+    Attributes:
+        noise: The strength of the noise on embeddings, whose seeds are `NOISE_SEEDS`; None: no
+            noise.
     """
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[EmbeddingNoise | None]) -> LossOutput:
+    noise: float | None = None
+
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the mean negative log-likelihood."""
-        lesson = Imitation(micro_batch.counts.tokens)
-        loss: Tensor = engine.forward(micro_batch.send(), noise=micro_batch.stream, lesson=lesson)
+        lesson, pack = Imitation(micro_batch.counts.tokens), micro_batch.send()
+        noise = None
+        if self.noise is not None and micro_batch.pack.loss_tokens:  # a filler has no seed
+            seeds = tuple(micro_batch.columns[NOISE_SEEDS].tolist())
+            noise = EmbeddingNoise(self.noise, pack.layout.own, seeds)
+        loss: Tensor = engine.forward(pack, noise=noise, lesson=lesson)
         return LossOutput(loss, {"nll": loss.detach()})
 
 
 @dataclass(frozen=True)
 class TeacherForward:
-    """A teacher's output for one micro-batch, which is the stream of a student.
+    """A teacher's output for one micro-batch, from which a student learns.
 
     The teacher reads all packs of a step before the student learns from the first, so that an
     offloaded teacher is moved to the device once a step. The hidden states wait in host memory; the
@@ -109,13 +139,13 @@ class TeacherForward:
 
 def teacher_forward(
     teacher: Engine, packs: Iterable[Pack], device: torch.device
-) -> list[TeacherForward]:
-    """Return the teacher's hidden states for each pack."""
+) -> list[PackColumns]:
+    """Return the column `TEACHER` for each pack."""
     with teacher.scoring():
         states = [
             keep_on_host(teacher.forward(PackTensors.from_pack(pack, device))) for pack in packs
         ]
-    return [TeacherForward(hidden_L_H, teacher) for hidden_L_H in states]
+    return [{TEACHER: TeacherForward(hidden_L_H, teacher)} for hidden_L_H in states]
 
 
 @dataclass(frozen=True)
@@ -129,15 +159,16 @@ class DistillationObjective:
     temperature: float
     nll_share: float
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[TeacherForward]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the divergence and of the likelihood."""
-        stream, device = micro_batch.stream, micro_batch.device
-        with stream.head(device) as (weight_VH, bias_V):
+        teacher: TeacherForward = micro_batch.columns[TEACHER]
+        device = micro_batch.device
+        with teacher.head(device) as (weight_VH, bias_V):
             lesson = Lesson(
-                hidden_L_H=stream.hidden_L_H.to(device, non_blocking=True),
+                hidden_L_H=teacher.hidden_L_H.to(device, non_blocking=True),
                 weight_VH=weight_VH,
                 bias_V=bias_V,
-                form=stream.model.form,
+                form=teacher.model.form,
                 divergence=divergence(self.divergence),
                 temperature=self.temperature,
                 nll_share=self.nll_share,
@@ -153,23 +184,22 @@ class DistillationObjective:
 class PreferenceObjective:
     """A preference loss on packs of pairs, plus the chosen response's likelihood.
 
-    `pack_pairs` makes the packs. The stream is each sequence's log-prob under the reference, or
-    None for a reference-free loss.
+    `pack_pairs` makes the packs. A reference-free loss has no `SEQUENCE_REFERENCE`.
     """
 
     preference_loss: Choice
     nll_weight: float
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[Floats | None]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the preference loss."""
-        pack, sent = micro_batch.send_with({"reference_S": micro_batch.stream})
+        pack, sent = micro_batch.send_with_columns()
         logprobs_L, _ = engine.forward(pack)
         inputs = PreferenceLossInputs(
             logprobs=in_pairs(sums(logprobs_L, pack.cu_loss_tokens)),
             lengths=in_pairs(pack.cu_loss_tokens.diff().float()),
             pairs=micro_batch.counts.sequences // 2,
         )
-        reference = in_pairs(sent["reference_S"]) if sent else None
+        reference = in_pairs(sent[SEQUENCE_REFERENCE]) if sent else None
         loss = preference_loss(self.preference_loss)
         return preference_objective(inputs, reference, loss, self.nll_weight)
 
@@ -178,46 +208,28 @@ class PreferenceObjective:
 class RewardObjective:
     """A reward model's objective on packs of pairs: a reward loss, and the centring of the scores.
 
-    `pack_pairs` makes the packs; each sequence is scored at its end. The stream is each pair's
-    margin, by which the chosen score should be higher; 0 if the data has none.
+    `pack_pairs` makes the packs; each sequence is scored at its end.
     """
 
     reward_loss: Choice
     centring: float
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[Floats]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the reward loss."""
-        pack, sent = micro_batch.send_with({"margins_P": micro_batch.stream})
-        scores = in_pairs(engine.forward(at_ends(pack)))
-        inputs = RewardLossInputs(scores, sent["margins_P"], micro_batch.counts.sequences // 2)
+        pack, sent = micro_batch.send_with_columns()
+        scores, margins_P = in_pairs(engine.forward(at_ends(pack))), in_pairs(sent[MARGIN]).chosen_P
+        inputs = RewardLossInputs(scores, margins_P, micro_batch.counts.sequences // 2)
         return reward_objective(inputs, reward_loss(self.reward_loss), self.centring)
 
 
 @dataclass(frozen=True)
 class ProcessObjective:
-    """A process reward model's objective: predict the label of each step of a response.
+    """A process reward model's objective: predict the label of each step of a response."""
 
-    The learned tokens are the last tokens of these steps. The stream is the steps' labels, in
-    packed order.
-    """
-
-    def loss(self, engine: Engine, micro_batch: PackToLearn[Floats]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the loss on the labels of the responses' steps."""
-        pack, sent = micro_batch.send_with({"labels_L": micro_batch.stream})
-        return process_loss(engine.forward(at_marks(pack)), sent["labels_L"], micro_batch.counts)
-
-
-@dataclass(frozen=True)
-class FeedbackStream:
-    """A micro-batch's data for a feedback loss: one entry per sequence, without fillers.
-
-    Attributes:
-        reference_logprobs_S: The sequence's log-prob under the reference.
-        desirable_S: Whether the response is desirable.
-    """
-
-    reference_logprobs_S: Floats
-    desirable_S: Bools
+        pack, sent = micro_batch.send_with_columns()
+        return process_loss(engine.forward(at_marks(pack)), sent[STEP_LABELS], micro_batch.counts)
 
 
 @dataclass(frozen=True)
@@ -234,33 +246,15 @@ class FeedbackObjective:
     kl: float
     labels: LabelCounts
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[FeedbackStream]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the feedback loss."""
-        pack, sent = micro_batch.send_with(vars(micro_batch.stream))
+        pack, sent = micro_batch.send_with_columns()
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
-        reference_S = sent["reference_logprobs_S"]
+        reference_S = sent[SEQUENCE_REFERENCE]
         # A filler is the only sequence of its pack.
         logratios_S = logprobs_S[: len(reference_S)] - reference_S
-        inputs = FeedbackLossInputs(logratios_S, sent["desirable_S"], self.kl, self.labels)
+        inputs = FeedbackLossInputs(logratios_S, sent[DESIRABLE], self.kl, self.labels)
         return feedback_loss(self.feedback_loss)(inputs)
-
-
-@dataclass(frozen=True)
-class PolicyStream:
-    """A micro-batch's data for the policy loss: one number per learned token, in packed order.
-
-    Attributes:
-        advantages_L: Advantages.
-        sampler_logprobs_L: Log-probs by the engine that sampled.
-        old_logprobs_L: Log-probs under the old policy; None in strictly on-policy steps, where the
-            old policy is the one that is being differentiated.
-        reference_logprobs_L: Log-probs under the reference; None without a KL loss.
-    """
-
-    advantages_L: Floats
-    sampler_logprobs_L: Floats
-    old_logprobs_L: Floats | None
-    reference_logprobs_L: Floats | None
 
 
 @dataclass(frozen=True)
@@ -274,22 +268,21 @@ class PolicyObjective:
     correction: Choice | None = None
     terms: PolicyTerms = field(default_factory=PolicyTerms)
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[PolicyStream]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the policy loss."""
-        pack, sent = micro_batch.send_with(vars(micro_batch.stream))
+        pack, sent = micro_batch.send_with_columns()
         logprobs_L, entropy_L = engine.forward(
             pack, entropy="loss" if self.terms.entropy_bonus > 0 else "metric"
         )
-        old_L = sent.get("old_logprobs_L")
         policy = PolicyLossInputs(
             logprobs_L=logprobs_L,
-            old_logprobs_L=logprobs_L.detach() if old_L is None else old_L,
-            advantages_L=sent["advantages_L"],
+            # without the column, the policy that learns still is the old policy
+            old_logprobs_L=sent.get(TRAINER_LOGPROBS, logprobs_L.detach()),
+            advantages_L=sent[ADVANTAGES],
             cu_loss_tokens=pack.cu_loss_tokens,
+            columns=sent,
         )
-        inputs = PolicyObjectiveInputs(
-            policy, sent["sampler_logprobs_L"], entropy_L, sent.get("reference_logprobs_L")
-        )
+        inputs = PolicyObjectiveInputs(policy, entropy_L)
         return policy_objective(
             inputs, micro_batch.counts, self.terms, self._loss, self._correction
         )
@@ -304,14 +297,6 @@ class PolicyObjective:
 
 
 @dataclass(frozen=True)
-class ValueStream:
-    """A micro-batch's data for the critic: one number per learned token, in packed order."""
-
-    returns_L: Floats
-    old_values_L: Floats
-
-
-@dataclass(frozen=True)
 class ValueObjective:
     """The critic's objective: the clipped squared error of the value before every learned token.
 
@@ -321,11 +306,12 @@ class ValueObjective:
 
     clip: float | None
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[ValueStream]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the value loss."""
-        pack, sent = micro_batch.send_with(vars(micro_batch.stream))
+        pack, sent = micro_batch.send_with_columns()
         values_L = engine.forward(pack)
-        return value_loss(values_L, **sent, counts=micro_batch.counts, clip=self.clip)
+        values = {"old_values_L": sent[VALUES], "returns_L": sent[RETURNS]}
+        return value_loss(values_L, **values, counts=micro_batch.counts, clip=self.clip)
 
 
 def score(
@@ -347,20 +333,20 @@ def score(
 def losses(
     engine: Engine,
     packs: Iterable[Pack],
-    streams: Sequence[S],
+    columns: Sequence[PackColumns],
     counts: BatchCounts,
-    objective: Objective[S],
+    objective: Objective,
     device: torch.device,
 ) -> Iterator[LossOutput]:
     """Yield the loss and metrics of each pack, computed when the caller asks for them.
 
-    `streams`: one per pack. `counts`: the counts of the optimizer step, over all ranks.
+    `columns`: those of each pack. `counts`: the counts of the optimizer step, over all ranks.
     """
-    for pack, stream in zip(packs, streams, strict=True):
+    for pack, of_pack in zip(packs, columns, strict=True):
         # Nothing has a name here: it would be held while the next micro-batch is computed.
         yield fault_value(
             "rank.forward",
-            objective.loss(engine, PackToLearn(pack, stream, counts, device)),
+            objective.loss(engine, PackToLearn(pack, of_pack, counts, device)),
         )
 
 

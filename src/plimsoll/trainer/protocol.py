@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,10 @@ from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.errors import PlimsollError
 from plimsoll.model.policy import PackTensors
-from plimsoll.model.sending import Arrays
-from plimsoll.records import BatchCounts, Pack
+from plimsoll.records import BatchCounts, Column, Pack, PackColumns
 from plimsoll.run.readings import DividedShare
 from plimsoll.trainer.checkpoint import CheckpointFile
 from plimsoll.trainer.process_group import Place
-
-StreamT = TypeVar("StreamT", contravariant=True)
-StreamOut = TypeVar("StreamOut", covariant=True)
 
 
 class Engine(Protocol):
@@ -160,18 +156,18 @@ def engine_build(role: TrainedRole | FrozenRole) -> TrainerBuild:
 
 
 @dataclass(frozen=True)
-class PackToLearn(Generic[StreamOut]):
+class PackToLearn:
     """A micro-batch with all that its loss is computed from, in host memory.
 
     Attributes:
         pack: The tokens.
-        stream: The data besides them, such as advantages.
+        columns: The numbers besides them, such as advantages.
         counts: The counts of the full optimizer step, over all ranks.
         device: Where the model is.
     """
 
     pack: Pack
-    stream: StreamOut
+    columns: PackColumns
     counts: BatchCounts
     device: torch.device
 
@@ -179,15 +175,15 @@ class PackToLearn(Generic[StreamOut]):
         """Return the tokens on the device."""
         return PackTensors.from_pack(self.pack, self.device)
 
-    def send_with(self, columns: Arrays) -> tuple[PackTensors, dict[str, Tensor]]:
-        """Return the tokens and arrays of the stream on the device, both by one copy."""
-        return PackTensors.with_columns(self.pack, columns, self.device)
+    def send_with_columns(self) -> tuple[PackTensors, dict[Column, Tensor]]:
+        """Return the tokens and the columns on the device, both by one copy."""
+        return PackTensors.with_columns(self.pack, self.columns, self.device)
 
 
-class Objective(Protocol[StreamT]):
+class Objective(Protocol):
     """A loss with its settings, which are the same for every micro-batch of a step."""
 
-    def loss(self, engine: Engine, micro_batch: PackToLearn[StreamT]) -> LossOutput:
+    def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the loss and of the metrics."""
 
 

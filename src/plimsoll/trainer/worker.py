@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from plimsoll.model.policy import (
     before_learned,
 )
 from plimsoll.process.threads import call_in_background
-from plimsoll.records import BatchCounts, Floats, Pack
+from plimsoll.records import BatchCounts, Floats, Pack, PackColumns
 from plimsoll.resolve.roles import HeadKind, RoleName
 from plimsoll.run.readings import DividedShare, Reading
 from plimsoll.run.state import SavedFile
@@ -48,7 +48,6 @@ from plimsoll.trainer.checkpoint import CheckpointFile, write_files
 from plimsoll.trainer.memory import explain_shortage, read_memory
 from plimsoll.trainer.objectives import (
     DistillationObjective,
-    TeacherForward,
     learn,
     losses,
     measure,
@@ -74,8 +73,6 @@ from plimsoll.trainer.weights import (
     write_adapter,
     write_model,
 )
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ class Worker:
         self._sources: dict[RoleName, TrainedRole | FrozenRole] = {}
         self._seeds: dict[RoleName, int] = {}
         self._busy_with: RoleName | None = None
-        self._distillation: list[TeacherForward] = []
+        self._distillation: list[PackColumns] = []
         self._outlet: Outlet | None = None
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
         self._vote = Vote(place)
@@ -288,9 +285,9 @@ class Worker:
         self,
         role: RoleName,
         packs: Sequence[Pack],
-        streams: Sequence[S] | None,
+        columns: Sequence[PackColumns] | None,
         counts: BatchCounts,
-        objective: Objective[S],
+        objective: Objective,
         rate: float,
     ) -> UpdateResult:
         """Take one optimizer step of a role on an objective; return metrics and gradient norm.
@@ -298,7 +295,7 @@ class Worker:
         Args:
             role: A role that learns.
             packs: This rank's micro-batches.
-            streams: One stream per pack; None: the outputs of the last `teacher_forward`.
+            columns: Those of each pack; None: the outputs of the last `teacher_forward`.
             counts: The counts of the step, over all ranks.
             objective: The loss.
             rate: The learning rate.
@@ -307,16 +304,16 @@ class Worker:
             PlimsollError: The gradient was not finite in more steps in a row than the settings
                 allow.
         """
-        metrics = self._learn(role, packs, streams, counts, objective)
+        metrics = self._learn(role, packs, columns, counts, objective)
         return self._step(role, metrics, rate)
 
     def try_to_train(
         self,
         role: RoleName,
         packs: Sequence[Pack],
-        streams: Sequence[S] | None,
+        columns: Sequence[PackColumns] | None,
         counts: BatchCounts,
-        objective: Objective[S],
+        objective: Objective,
         rate: float,
     ) -> UpdateResult | Abandoned:
         """Take one optimizer step as `train` does, or leave it if memory runs out on any rank.
@@ -338,7 +335,7 @@ class Worker:
                 engine.guard_collectives(self._vote.collective),
                 explain_shortage(self._device, lambda: role, self.shares),
             ):
-                metrics = self._learn(role, packs, streams, counts, objective)
+                metrics = self._learn(role, packs, columns, counts, objective)
             self._vote.in_favour()
         except PeerFailed:
             pass
@@ -359,9 +356,9 @@ class Worker:
         self,
         role: RoleName,
         packs: Iterable[Pack],
-        streams: Sequence[S] | None,
+        columns: Sequence[PackColumns] | None,
         counts: BatchCounts,
-        objective: Objective[S],
+        objective: Objective,
     ) -> dict[str, float]:
         """Add up the gradients of a step; return the rank's share of its metrics."""
         engine = self._trained_engine(role)
@@ -370,9 +367,9 @@ class Worker:
         steps = engine.steps.taken + engine.steps.skipped
         seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
-        pack_streams: Sequence[Any] = self._distillation if streams is None else streams
+        columns = self._distillation if columns is None else columns
         counted = self._counted(packs)
-        return learn(engine, losses(engine, counted, pack_streams, counts, objective, self._device))
+        return learn(engine, losses(engine, counted, columns, counts, objective, self._device))
 
     def _step(self, role: RoleName, metrics: dict[str, float], rate: float) -> UpdateResult:
         """Update a role's weights; see `train`."""

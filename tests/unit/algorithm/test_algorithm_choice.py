@@ -31,6 +31,7 @@ from plimsoll.config.base import Choice, OptionValue
 from plimsoll.config.choice import built_in_names
 from plimsoll.config.rl import RlAlgorithm
 from plimsoll.errors import ConfigError, FunctionFailed
+from plimsoll.records import SAMPLER_LOGPROBS
 from plimsoll.resolve.choices import AdvantageNeed, advantage_needs, needs_sampler
 
 torch.set_num_threads(1)
@@ -152,8 +153,9 @@ def policy_inputs(*, learns: bool = True) -> PolicyObjectiveInputs:
         old_logprobs_L=torch.tensor([-1.0, -2.0]),
         advantages_L=torch.tensor([1.0, 3.0]),
         cu_loss_tokens=torch.tensor([0, 2]),
+        columns={SAMPLER_LOGPROBS: torch.tensor([-1.0, -3.0])},
     )
-    return PolicyObjectiveInputs(policy, torch.tensor([-1.0, -3.0]), torch.zeros(2), None)
+    return PolicyObjectiveInputs(policy, torch.zeros(2))
 
 
 def test_the_defaults_of_the_config_resolve() -> None:

@@ -24,7 +24,7 @@ from plimsoll.algorithm.policy_objective import (
 from plimsoll.algorithm.ratios import KlEstimator, is_clamped, kl, ratios
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import built_in_names
-from plimsoll.records import BatchCounts
+from plimsoll.records import REFERENCE_LOGPROBS, SAMPLER_LOGPROBS, BatchCounts
 from plimsoll.resolve.choices import needs_reference, needs_sampler
 
 torch.set_num_threads(1)
@@ -117,8 +117,9 @@ def objective(
     """The loss, and its gradient by the log-probs. Sequences of two tokens."""
     new, old, sampler, reference, advantages = map(torch.tensor, zip(*tokens, strict=True))
     ends = [*range(0, len(tokens), 2), len(tokens)]
-    own = PolicyLossInputs(new.requires_grad_(), old, advantages, torch.tensor(ends))
-    inputs = PolicyObjectiveInputs(own, sampler, torch.zeros(len(tokens)), reference)
+    columns = {SAMPLER_LOGPROBS: sampler, REFERENCE_LOGPROBS: reference}
+    own = PolicyLossInputs(new.requires_grad_(), old, advantages, torch.tensor(ends), columns)
+    inputs = PolicyObjectiveInputs(own, torch.zeros(len(tokens)))
     terms = PolicyTerms(kl_estimator=estimator, kl_coefficient=0.1, ratio_corrected=ratio_corrected)
     output = policy_objective(
         inputs,

@@ -25,7 +25,7 @@ from plimsoll.algorithm.policy_objective import (
 from plimsoll.algorithm.ratios import KlEstimator
 from plimsoll.algorithm.token_losses import value_loss
 from plimsoll.config.base import Choice
-from plimsoll.records import BatchCounts
+from plimsoll.records import REFERENCE_LOGPROBS, SAMPLER_LOGPROBS, BatchCounts
 
 torch.set_num_threads(1)
 
@@ -45,13 +45,15 @@ def two_tokens(
         old_logprobs_L=logprobs_L.detach(),
         advantages_L=torch.tensor([1.0, -2.0], dtype=torch.float64),
         cu_loss_tokens=torch.tensor([0, 2]),
+        columns={SAMPLER_LOGPROBS: torch.tensor(sampler, dtype=torch.float64)}
+        | (
+            {}
+            if reference is None
+            else {REFERENCE_LOGPROBS: torch.tensor(reference, dtype=torch.float64)}
+        ),
     )
-    return PolicyObjectiveInputs(
-        policy,
-        torch.tensor(sampler, dtype=torch.float64),
-        torch.tensor([0.5, 0.7], dtype=torch.float64, requires_grad=True),
-        None if reference is None else torch.tensor(reference, dtype=torch.float64),
-    )
+    entropy_L = torch.tensor([0.5, 0.7], dtype=torch.float64, requires_grad=True)
+    return PolicyObjectiveInputs(policy, entropy_L)
 
 
 def gradient(inputs: PolicyObjectiveInputs, output: LossOutput) -> list[float]:
@@ -240,8 +242,10 @@ def expected_kl_gradient(
     for v, probability in enumerate(old_V.exp()):
         own = slice(v, v + 1)
         nothing_L = torch.zeros(1, dtype=torch.float64)
-        policy = PolicyLossInputs(logp_V[own], old_V[own], nothing_L, torch.tensor([0, 1]))
-        inputs = PolicyObjectiveInputs(policy, old_V[own], nothing_L, REFERENCE[own])
+        columns = {SAMPLER_LOGPROBS: old_V[own], REFERENCE_LOGPROBS: REFERENCE[own]}
+        ends = torch.tensor([0, 1])
+        policy = PolicyLossInputs(logp_V[own], old_V[own], nothing_L, ends, columns)
+        inputs = PolicyObjectiveInputs(policy, nothing_L)
         total = total + probability * policy_objective(inputs, BatchCounts(1, 1), terms, CLIP).loss
     [found] = torch.autograd.grad(total, logits)
     return found
@@ -291,10 +295,12 @@ def _objective(policy: str, corrected: str | None, aggregation: Aggregation) -> 
 
     def loss(columns_5L: Tensor, cu_loss_tokens: Tensor, counts: BatchCounts) -> LossOutput:
         logprobs_L, old_L, advantages_L, reference_L, sampler_L = columns_5L
-        own = PolicyLossInputs(logprobs_L, old_L.detach(), advantages_L, cu_loss_tokens)
-        inputs = PolicyObjectiveInputs(
-            own, sampler_L.detach(), logprobs_L.square(), reference_L.detach()
-        )
+        columns = {
+            SAMPLER_LOGPROBS: sampler_L.detach(),
+            REFERENCE_LOGPROBS: reference_L.detach(),
+        }
+        own = PolicyLossInputs(logprobs_L, old_L.detach(), advantages_L, cu_loss_tokens, columns)
+        inputs = PolicyObjectiveInputs(own, logprobs_L.square())
         return policy_objective(inputs, counts, terms, chosen, weigh)
 
     return loss

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import ADVANTAGES, Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.trajectories import StepDraw, TokenScores, write_trajectories
+from plimsoll.run.trajectories import StepDraw, write_trajectories
 
 STEP = 4
 CONFIG = """
@@ -60,9 +60,13 @@ def write_run(metrics: dict[str, float], rows: list[Trajectory], config: str = C
     path.parent.mkdir(parents=True, exist_ok=True)
     run.config_path.write_text(config)
     run.metrics_path.write_text(json.dumps(metrics) + "\n")
-    advantages = [np.full(n, a, np.float32) for n, a in ((1, -ADVANTAGE), (3, ADVANTAGE))]
+    estimated = (-ADVANTAGE, ADVANTAGE)
+    scored = [
+        t.add_columns({ADVANTAGES: np.full(len(t.response_tokens), a, np.float32)})
+        for t, a in zip(rows, estimated, strict=True)
+    ]
     draw = StepDraw("", 1, {}, {}, (), {})
-    write_trajectories(path, STEP, rows, TokenScores(advantages=advantages), draw)
+    write_trajectories(path, STEP, scored, draw)
 
 
 def bundle(*more: str) -> int:

@@ -105,7 +105,7 @@ def test_the_end_has_results_and_one_page_of_ppo_and_grpo(tmp_path: Path) -> Non
         prompt = Prompt(0, np.array([1, 2]), "1+2=", "3")
         logprobs = np.zeros(1, dtype=np.float32)
         response = single_turn(prompt, 0, np.array([3]), logprobs, "3", "stop", 1)
-        write_trajectories(run.trajectories_path(1), 1, [response], None)
+        write_trajectories(run.trajectories_path(1), 1, [response])
     printed = io.StringIO()
     console = Console(file=printed, width=200)
     assert tell(tmp_path, console, 60.0) == (0.25, 0.75, 0.75)

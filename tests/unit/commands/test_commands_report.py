@@ -163,7 +163,7 @@ def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> No
         run.metrics_path, {"step": 0, "eval/reward": 0.5, "seconds/load": 3.0, "seconds/eval": 1.0}
     )
     append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
-    write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")], None)
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")])
     write_whole(run.plan_path, "{}")
     page = page_of(run)
     (progress,) = page["progress"]
@@ -248,7 +248,7 @@ def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
         run.metrics_path,
         {"step": 1, f"eval/{attack}": 1.0, f"seconds/{attack}": 1.0, "reward": 1.0},
     )
-    write_trajectories(run.trajectories_path(1), 1, [trajectory(0.5, attack, f"{attack} 2")], None)
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(0.5, attack, f"{attack} 2")])
     page = page_of(run)
     (response,) = page["group?run=0&step=1&group=0"]["responses"]
     assert response["branches"][0][0]["pieces"] == [[f"{attack} 2", None]]
@@ -291,7 +291,7 @@ def test_a_run_without_metrics_config_or_plan_is_reported_too(run: RunDirectory)
 def test_a_report_imports_no_torch(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 1}\n")
     append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
-    write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "a", "b")], None)
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "a", "b")])
     program = """
 import sys
 from pathlib import Path

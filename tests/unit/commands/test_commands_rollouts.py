@@ -16,11 +16,21 @@ from plimsoll.cli import main
 from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.rollouts import RolloutQuery, show_rollouts
 from plimsoll.errors import ConfigError
-from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
+from plimsoll.records import (
+    ADVANTAGES,
+    SAMPLER_LOGPROBS,
+    TOKEN_REWARDS,
+    WEIGHT_VERSIONS,
+    Prompt,
+    RewardPart,
+    Trajectory,
+    Turn,
+    single_turn,
+)
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.output import safe_text
 from plimsoll.run.responses import excerpt
-from plimsoll.run.trajectories import TokenScores, write_trajectories
+from plimsoll.run.trajectories import write_trajectories
 
 GROUP = """\
 Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)
@@ -69,9 +79,11 @@ def run(tmp_path: Path) -> Path:
         ],
     }
     for step, rows in steps.items():
-        advantages = [np.full(3, t.reward - 0.75, np.float32) for t in rows]
         path = RunDirectory(tmp_path).trajectories_path(step)
-        write_trajectories(path, step, rows, TokenScores(advantages))
+        scored = [
+            t.add_columns({ADVANTAGES: np.full(3, t.reward - 0.75, np.float32)}) for t in rows
+        ]
+        write_trajectories(path, step, scored)
     return tmp_path
 
 
@@ -169,10 +181,14 @@ def episode() -> Trajectory:
     return Trajectory(
         Prompt(7, np.array([7, 10, 5, 11], np.int32), "7+5=", "12"),
         *(0, 0, np.array([13, 1, 12, 12, 1, 2, 14]), mask),
-        *(np.zeros(7, np.float32), np.zeros(7, np.int64), "12", "stop"),
+        {
+            SAMPLER_LOGPROBS: np.zeros(7, np.float32),
+            WEIGHT_VERSIONS: np.zeros(7, np.int64),
+            TOKEN_REWARDS: np.zeros(7, np.float32),
+        },
+        *("12", "stop"),
         rewards=(RewardPart("environment", 0.5),),
         turns=turns,
-        token_rewards=np.zeros(7, np.float32),
     )
 
 
@@ -185,7 +201,7 @@ def played(tmp_path: Path) -> Path:
     config += "data: {train: {path: rows.jsonl, prompt: prompt, reference: answer}}\n"
     config += "rewards: {right: {name: exact_match}}\n"
     run = RunDirectory(tmp_path / "played")
-    write_trajectories(run.trajectories_path(1), 1, [episode()], None)
+    write_trajectories(run.trajectories_path(1), 1, [episode()])
     run.config_path.write_text(config.replace("MODEL", str(tmp_path / "model")))
     return tmp_path / "played"
 
@@ -209,14 +225,12 @@ def test_a_mask_shows_each_branch(played: Path) -> None:
         *(last,),
         response_tokens=np.array([8, 14]),
         loss_mask=mask,
-        sampler_logprobs=np.zeros(2, np.float32),
-        weight_versions=np.zeros(2, np.int64),
+        columns={column: array[:2] for column, array in last.columns.items()},
         turns=(Turn("assistant", 0, 2, "8"),),
-        token_rewards=np.zeros(2, np.float32),
         rewards=(),
     )
     file = RunDirectory(played).trajectories_path(1)
-    write_trajectories(file, 1, [replace(last, earlier=(first,))], None)
+    write_trajectories(file, 1, [replace(last, earlier=(first,))])
     assert show_rollouts(played, RolloutQuery(mask=True), None).endswith(BRANCHES)
 
 
@@ -249,7 +263,7 @@ def test_the_command_takes_its_options_and_refuses_two_orders(
 
 def test_showing_a_step_of_128_rows_imports_no_torch(tmp_path: Path) -> None:
     rows = [response(i // 8, i // 8, i % 8, float(i % 3 == 0), "so " * 100) for i in range(128)]
-    write_trajectories(RunDirectory(tmp_path).trajectories_path(1), 1, rows, None)
+    write_trajectories(RunDirectory(tmp_path).trajectories_path(1), 1, rows)
     program = """
 import sys
 from plimsoll.cli import main

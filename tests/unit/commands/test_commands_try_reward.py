@@ -111,7 +111,7 @@ def write_step(home: Path, *texts: str) -> None:
         single_turn(prompt, i, tokens, logprobs, text, "stop", 0, parts, group=5)
         for i, text in enumerate(texts)
     ]
-    write_trajectories(path, 3, rows, None)
+    write_trajectories(path, 3, rows)
 
 
 def test_a_step_is_scored_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

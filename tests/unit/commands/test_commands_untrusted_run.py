@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory(tmp_path / "there")
     prompt, zeros = Prompt(0, np.array([1], np.int32), "1+1=", "2"), np.zeros(1, np.float32)
     answer = single_turn(prompt, 0, np.array([2]), zeros, "2", "stop", 0, (RewardPart("right", 1),))
-    write_trajectories(run.trajectories_path(1), 1, [answer], None)
+    write_trajectories(run.trajectories_path(1), 1, [answer])
     write(run, trusts="false", loss=tmp_path / "evil.py:loss")
     return run
 

@@ -16,7 +16,7 @@ from plimsoll.data.packing import (
     shared_tokens,
 )
 from plimsoll.errors import DataError
-from plimsoll.records import Pack, Pair, Sample, from_packed, to_packed
+from plimsoll.records import ADVANTAGES, Pack, Pair, Sample, from_packed
 
 
 def sample(length: int, first: int = 0, loss_mask: int | None = None) -> Sample:
@@ -144,7 +144,7 @@ def test_packing_and_unpacking_values_is_the_identity(sizes: list[int], ranks: i
     samples = [sample(n) for n in sizes]
     values = [np.arange(n - 1, dtype=np.float32) + 1000 * i for i, n in enumerate(sizes)]
     flat = [pack for rank in pack(samples, ranks, budget=64) for pack in rank]
-    back = from_packed(flat, [to_packed(pack, values) for pack in flat], len(samples))
+    back = from_packed(flat, [ADVANTAGES.cut(values, pack) for pack in flat])
     assert [array.tolist() for array in back] == [array.tolist() for array in values]
 
 

@@ -18,7 +18,7 @@ from plimsoll.environment.episode import CallRefused, Episode, EpisodePolicy, Ep
 from plimsoll.environment.messages import TurnCodec
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.machine.guard import MOST_BYTES
-from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.records import WEIGHT_VERSIONS, Prompt, Trajectory, single_turn
 from plimsoll.sampler.protocol import Request
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -68,7 +68,7 @@ def test_a_conversation_goes_on_after_the_very_tokens_that_were_sampled(name: st
     first = branch.turns[0]
     own = end_tokens(BY_NAME[name])[0]
     assert branch.tokens[first.end - 1] == own and all(branch.loss_mask[: first.end])
-    assert branch.turns[1].text == "and two?" and branch.versions[0] == 4
+    assert branch.turns[1].text == "and two?" and branch.columns[WEIGHT_VERSIONS][0] == 4
 
 
 def test_another_past_is_a_branch() -> None:

@@ -17,7 +17,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rollout import EnvironmentConfig
 from plimsoll.errors import ConfigError
 from plimsoll.interop.rewards.trl import ADAPTER, adapt
-from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
+from plimsoll.records import WEIGHT_VERSIONS, Prompt, Trajectory, Transcript, single_turn
 from plimsoll.reward.functions import takes_many
 from plimsoll.reward.references import check_columns, check_rewards
 
@@ -88,7 +88,7 @@ def test_the_step_is_the_version_of_the_weights() -> None:
     def reward(completions: Any, trainer_state: Any) -> list[float]:
         return [float(trainer_state.global_step)] * len(completions)
 
-    later = [replace(e, weight_versions=e.weight_versions + 7) for e in EPISODES]
+    later = [e.add_columns({WEIGHT_VERSIONS: e.weight_versions + 7}) for e in EPISODES]
     assert adapt(reward)(later) == [7.0, 7.0]
 
     def other(completions: Any, trainer_state: Any) -> list[float]:

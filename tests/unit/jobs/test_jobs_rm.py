@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from plimsoll.data.packing import pack_pairs
-from plimsoll.jobs.rm_loop import cut_to_response, pairs_of
-from plimsoll.records import Pair, Sample
-from plimsoll.train.update import in_batch_order
+from plimsoll.jobs.rm_loop import cut_to_response, margins_of
+from plimsoll.records import Pair, Sample, from_packed
+from plimsoll.trainer.objectives import MARGIN
 
 
 def sample(tokens: Sequence[int], loss_mask: Sequence[int]) -> Sample:
@@ -31,13 +32,15 @@ def test_every_pack_knows_its_pairs(share_prompts: bool) -> None:
         Pair(
             cut_to_response(sample([1, 2, a], [0, 0, 1])),
             cut_to_response(sample([1, 2, b], [0, 0, 1])),
+            margin=margin,
         )
-        for a, b in ((3, 4), (5, 6))
+        for a, b, margin in ((3, 4, 0.5), (5, 6, 1.5))
     ]
     packs = pack_pairs(pairs, 3, 6, share_prompts=share_prompts)
-    by_rank = [[list(pairs_of(pack)) for pack in rank_packs] for rank_packs in packs]
-    assert sorted(pairs for rank_pairs in by_rank for pairs in rank_pairs) == [[], [0], [1]]
+    margins = np.repeat(margins_of(pairs), 2)
+    by_pack = [MARGIN.cut(margins, pack).tolist() for pack in chain(*packs)]
+    assert sorted(by_pack) == [[], [0.5, 0.5], [1.5, 1.5]]
     ends = [
         [pack.tokens_T[pack.cu_seqlens[1:] - 1].astype(np.float32) for pack in o] for o in packs
     ]
-    assert in_batch_order(packs, ends).tolist() == [3, 4, 5, 6]
+    assert np.concatenate(from_packed(chain(*packs), chain(*ends), "S")).tolist() == [3, 4, 5, 6]

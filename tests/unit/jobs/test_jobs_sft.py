@@ -10,8 +10,9 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.run import RunConfig
 from plimsoll.data.packing import pack
 from plimsoll.jobs.sft import SftAlgorithm, SftConfig
-from plimsoll.jobs.sft_loop import embedding_noise
-from plimsoll.records import Sample
+from plimsoll.jobs.sft_loop import noise_columns
+from plimsoll.records import Sample, cut
+from plimsoll.trainer.objectives import NOISE_SEEDS
 
 SAMPLES = [
     Sample(np.arange(length), np.arange(length) > 0) for length in (9, 4, 23, 4, 12, 7, 30, 15, 2)
@@ -27,22 +28,22 @@ def config(alpha: float | None = 5.0, seed: int = 0) -> SftConfig:
     )
 
 
-def seeds(settings: SftConfig, step: int, ranks: int, budget: int) -> dict[int, tuple[int, int]]:
-    """Return the length and seed of each sample, by its place in the batch."""
-    by_place: dict[int, tuple[int, int]] = {}
-    for rank_packs in pack(SAMPLES, ranks, budget):
-        for packed in rank_packs:
-            noise = embedding_noise(settings, step, packed)
-            assert noise is not None and noise.alpha == 5.0
-            pairs = zip(noise.lengths_S, noise.seeds_S, strict=True)
-            by_place |= dict(zip(packed.samples_S.tolist(), pairs, strict=True))
-    by_place.pop(-1, None)
-    return by_place
+def seeds(settings: SftConfig, step: int, ranks: int, budget: int) -> dict[int, int]:
+    """Return the seed of each sample, by its place in the batch."""
+    columns = noise_columns(settings, step, len(SAMPLES))
+    return {
+        place: seed
+        for rank_packs in pack(SAMPLES, ranks, budget)
+        for packed in rank_packs
+        for place, seed in zip(
+            packed.samples_S.tolist(), cut(columns, packed)[NOISE_SEEDS].tolist(), strict=False
+        )
+    }
 
 
 def test_packs_and_ranks_change_no_seed() -> None:
     alone = seeds(config(), 3, ranks=1, budget=1000)
-    assert [length for _, (length, _) in sorted(alone.items())] == [len(s.tokens) for s in SAMPLES]
+    assert sorted(alone) == [*range(len(SAMPLES))]
     assert seeds(config(), 3, ranks=1, budget=31) == alone
     assert seeds(config(), 3, ranks=4, budget=40) == alone
 
@@ -53,11 +54,10 @@ def test_sequences_steps_and_runs_have_seeds_of_their_own() -> None:
         seed
         for run in settings
         for step in (1, 2, 3)
-        for _, seed in seeds(run, step, ranks=1, budget=31).values()
+        for seed in seeds(run, step, ranks=1, budget=31).values()
     ]
     assert len(set(every)) == len(every) == 2 * 3 * len(SAMPLES)
 
 
 def test_no_noise_unless_asked_for() -> None:
-    [[packed]] = pack(SAMPLES, 1, 1000)
-    assert embedding_noise(config(alpha=None), 1, packed) is None
+    assert noise_columns(config(alpha=None), 1, len(SAMPLES)) == {}

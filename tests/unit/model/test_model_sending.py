@@ -26,7 +26,7 @@ from plimsoll.model.sending import (
     send,
     views,
 )
-from plimsoll.records import Pack
+from plimsoll.records import ADVANTAGES, Pack
 
 SOURCES = sorted(Path(plimsoll.__file__).parent.rglob("*.py"))
 
@@ -108,7 +108,7 @@ def test_no_code_pins_while_it_makes_a_tensor_of_data() -> None:
         torch.tensor(np.zeros(2), pin_memory=True)
 
 
-def test_a_stream_crosses_with_its_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_cross_with_their_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     pack, copies = a_pack(), []
 
     def counted(arrays: Arrays, device: torch.device) -> dict[str, torch.Tensor]:
@@ -117,10 +117,9 @@ def test_a_stream_crosses_with_its_pack(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(policy, "send", counted)
     advantages_L = np.arange(len(pack.targets_L), dtype=np.float32)
-    columns = {"advantages_L": advantages_L, "old_logprobs_L": None}
-    tensors, sent = PackTensors.with_columns(pack, columns, CPU)
-    assert len(copies) == 1 and sent.keys() == {"advantages_L"}
-    assert sent["advantages_L"].tolist() == advantages_L.tolist()
+    tensors, sent = PackTensors.with_columns(pack, {ADVANTAGES: advantages_L}, CPU)
+    assert len(copies) == 1 and sent.keys() == {ADVANTAGES}
+    assert sent[ADVANTAGES].tolist() == advantages_L.tolist()
     assert tensors.targets_L.tolist() == pack.targets_L.tolist()
 
 

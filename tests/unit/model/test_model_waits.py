@@ -28,15 +28,8 @@ from plimsoll.data.packing import pack_one
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import Family, tiny_config
-from plimsoll.records import BatchCounts, Pack
-from plimsoll.trainer.objectives import (
-    NllObjective,
-    PolicyObjective,
-    PolicyStream,
-    Shares,
-    _add_shares,
-    losses,
-)
+from plimsoll.records import COLUMNS, BatchCounts, Pack, PackColumns
+from plimsoll.trainer.objectives import NllObjective, PolicyObjective, Shares, _add_shares, losses
 from plimsoll.trainer.protocol import Engine
 
 _aten = torch.ops.aten
@@ -140,11 +133,13 @@ class Plain:
     def __init__(self, model: PolicyModel) -> None:
         self.forward = model
 
-    def learn(self, packs: list[Pack], objective: Any, streams: list[Any], device: Any) -> Shares:
+    def learn(
+        self, packs: list[Pack], objective: Any, columns: list[PackColumns], device: Any
+    ) -> Shares:
         """Go through a step's micro-batches as `learn` does, up to the reading of their sums."""
         shares: Shares = {}
         counts = BatchCounts(tokens=40, sequences=8)
-        for output in losses(cast(Engine, self), packs, streams, counts, objective, device):
+        for output in losses(cast(Engine, self), packs, columns, counts, objective, device):
             output.loss.backward()
             _add_shares(shares, output)
         return shares
@@ -155,20 +150,20 @@ def micro_batches() -> list[Pack]:
     return [pack_one(samples_of(lengths), range(len(lengths))) for lengths in PACKS]
 
 
-def policy_stream(pack: Pack) -> PolicyStream:
-    columns = (np.linspace(-1.0, 1.0, len(pack.targets_L), dtype=np.float32) for _ in range(4))
-    return PolicyStream(*columns)
+def policy_columns(pack: Pack) -> PackColumns:
+    numbers_L = np.linspace(-1.0, 1.0, len(pack.targets_L), dtype=np.float32)
+    return {column: numbers_L for column in COLUMNS if column.in_policy_loss}
 
 
 OBJECTIVES: dict[str, tuple[Any, Any]] = {
-    "nll": (NllObjective(), lambda pack: None),
+    "nll": (NllObjective(), lambda pack: {}),
     "policy": (
         PolicyObjective(
             Choice(name="clip"),
             Choice(name="truncate"),
             PolicyTerms(kl_estimator="k3", kl_coefficient=0.1, entropy_bonus=0.05),
         ),
-        policy_stream,
+        policy_columns,
     ),
 }
 PACKS = ((7, 1, 12), (5,), (9, 3, 2, 6))
@@ -176,11 +171,11 @@ PACKS = ((7, 1, 12), (5,), (9, 3, 2, 6))
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_no_number_is_read_between_the_micro_batches_of_a_step(name: str, tmp_path: Path) -> None:
-    objective, stream = OBJECTIVES[name]
+    objective, columns_of = OBJECTIVES[name]
     engine = Plain(load_policy(settings_for(written(tmp_path, "qwen2", None)), CPU))
     packs = micro_batches()
     with Reads() as reads:
-        shares = engine.learn(packs, objective, [stream(pack) for pack in packs], CPU)
+        shares = engine.learn(packs, objective, [columns_of(pack) for pack in packs], CPU)
     assert not reads.found and len(shares["loss"]) == len(packs)
 
 
@@ -231,13 +226,13 @@ def test_the_host_does_not_wait_in_a_forward_and_backward_pass(
 def test_the_host_does_not_wait_between_the_micro_batches_of_a_step(
     name: str, tmp_path: Path
 ) -> None:
-    """Uploads of packs and streams, forward and backward passes, losses and their sums."""
-    card, (objective, stream) = torch.device("cuda"), OBJECTIVES[name]
+    """Uploads of packs and columns, forward and backward passes, losses and their sums."""
+    card, (objective, columns_of) = torch.device("cuda"), OBJECTIVES[name]
     settings = settings_for(written(tmp_path, "qwen2", None), dtype="bfloat16", attention="varlen")
     engine = Plain(load_policy(settings, card).to(card))
     packs = micro_batches()
-    streams = [stream(pack) for pack in packs]
-    engine.learn(packs, objective, streams, card)  # libraries start
+    columns = [columns_of(pack) for pack in packs]
+    engine.learn(packs, objective, columns, card)  # libraries start
     with refusing_waits():
-        shares = engine.learn(packs, objective, streams, card)
+        shares = engine.learn(packs, objective, columns, card)
     assert len(shares["loss"]) == len(packs)

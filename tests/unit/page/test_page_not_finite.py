@@ -19,13 +19,13 @@ from plimsoll.page.answers import answer, freeze_replies
 from plimsoll.page.progress import prometheus_text
 from plimsoll.page.serve import RUNS, render_page
 from plimsoll.page.watched import Watched, watch_runs
-from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import ADVANTAGES, Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.evaluate import mean_rewards
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.responses import read_groups, read_some, widest_group
-from plimsoll.run.trajectories import TokenScores, write_trajectories
+from plimsoll.run.trajectories import write_trajectories
 
 NUMBERS = (nan, inf, -inf, 1.0)
 FIGURES = (
@@ -65,8 +65,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Watched:
     directory.write_config("# ppo\nrun: {steps: 9}\n")
     for step, number in enumerate([*NUMBERS, request.param], 1):
         append_row(directory.metrics_path, {"step": step, **dict.fromkeys(FIGURES, number)})
-    scores = TokenScores(advantages=[np.array([inf, 1.0], np.float32)] * len(SAMPLED))
-    write_trajectories(directory.trajectories_path(5), 5, SAMPLED, scores)
+    advantages = {ADVANTAGES: np.array([inf, 1.0], np.float32)}
+    scored = [t.add_columns(advantages) for t in SAMPLED]
+    write_trajectories(directory.trajectories_path(5), 5, scored)
     (watched,) = watch_runs([tmp_path])
     return watched.look()
 

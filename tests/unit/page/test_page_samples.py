@@ -14,9 +14,9 @@ from plimsoll.errors import ConfigError
 from plimsoll.page.answers import freeze_replies
 from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.watched import Watched, watch_runs
-from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
+from plimsoll.records import ADVANTAGES, Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.trajectories import TokenScores, write_trajectories
+from plimsoll.run.trajectories import write_trajectories
 
 WORDS = ["<end>", "one", "Ġtwo", "Ġthree", "Ã", "¤"]
 """Tokens of bytes: the last two together are one character, ä."""
@@ -36,8 +36,11 @@ def response(number: int, tokens: Sequence[int], reward: float, sample: int = 0)
     return replace(one, group=number)
 
 
-def scores(*advantages: Sequence[float]) -> TokenScores:
-    return TokenScores(advantages=[np.array(own, dtype=np.float32) for own in advantages])
+def scored(trajectories: Sequence[Trajectory], *advantages: Sequence[float]) -> list[Trajectory]:
+    return [
+        t.add_columns({ADVANTAGES: np.array(own, dtype=np.float32)})
+        for t, own in zip(trajectories, advantages, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -55,8 +58,8 @@ def run(tmp_path: Path) -> Watched:
 
 def test_a_step_has_its_groups_in_short(run: Watched) -> None:
     sampled = [response(0, [1, 2], 1.0), response(0, [1], 0.0, 1), response(4, [1], 0.5)]
-    write_trajectories(run.run.trajectories_path(2), 2, sampled[:1], None)
-    write_trajectories(run.run.trajectories_path(7), 7, sampled, None)
+    write_trajectories(run.run.trajectories_path(2), 2, sampled[:1])
+    write_trajectories(run.run.trajectories_path(7), 7, sampled)
     found = groups(run, None)
     assert (found["step"], found["steps"]) == (7, [2, 7])
     first = {"group": 0, "prompt": "prompt 0", "source": "maths", "reward": 0.5, "lowest": 0.0}
@@ -71,7 +74,7 @@ def test_each_token_has_its_advantage(run: Watched) -> None:
     """Equal neighbours are one piece; a character's first half goes with its second."""
     sampled = [response(0, [1, 2, 4, 5, 3, 0], 1.0)]
     own = [0.5, 0.5, -1.0, -1.0, 0.25, 0.0]
-    write_trajectories(run.run.trajectories_path(1), 1, sampled, scores(own))
+    write_trajectories(run.run.trajectories_path(1), 1, scored(sampled, own))
     found = group(run, 1, 0)
     assert found["withTokens"] and found["reference"] == "ref"
     (turn,) = found["responses"][0]["branches"][0]
@@ -89,7 +92,7 @@ def test_turns_are_told_apart_and_only_what_is_learned_has_an_advantage(run: Wat
         turns=turns,
         loss_mask=np.array([True, True, False, True, False]),
     )
-    write_trajectories(run.run.trajectories_path(1), 1, [one], scores([0.5, -0.5, 0, 1.0, 0]))
+    write_trajectories(run.run.trajectories_path(1), 1, scored([one], [0.5, -0.5, 0, 1.0, 0]))
     (branch,) = group(run, 1, 0)["responses"][0]["branches"]
     assert branch == [
         {
@@ -110,7 +113,7 @@ def test_turns_are_told_apart_and_only_what_is_learned_has_an_advantage(run: Wat
 
 def test_without_a_tokenizer_a_response_is_its_text(run: Watched) -> None:
     (run.run.model_path / "tokenizer.json").unlink()
-    write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)], scores([0.5]))
+    write_trajectories(run.run.trajectories_path(1), 1, scored([response(0, [1], 1.0)], [0.5]))
     found = group(run, 1, 0)
     assert not found["withTokens"]
     assert found["responses"][0]["branches"][0][0]["pieces"] == [("as text", None)]
@@ -121,7 +124,7 @@ def test_what_was_not_sampled_is_refused(run: Watched) -> None:
     assert groups(run, None) == {"step": None, "steps": [], "groups": []}
     with pytest.raises(ConfigError, match="has no trajectories of step 3"):
         groups(run, 3)
-    write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)], None)
+    write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)])
     with pytest.raises(ConfigError, match="has no group 9"):
         group(run, 1, 9)
 
@@ -134,7 +137,7 @@ def test_the_best_and_the_worst_are_of_different_prompts(run: Watched) -> None:
         for number, own in rewards.items()
         for sample, reward in enumerate(own)
     ]
-    write_trajectories(run.run.trajectories_path(1), 1, sampled, scores(*[[0.5]] * len(sampled)))
+    write_trajectories(run.run.trajectories_path(1), 1, scored(sampled, *[[0.5]] * len(sampled)))
     found = ends(run, 1)
     told = {
         what: [(one["prompt"], one["response"]["reward"]) for one in found[what]]
@@ -152,14 +155,14 @@ def test_among_equals_the_worst_are_of_prompts_that_are_not_among_the_best(run: 
         for number in range(6)
         for i, reward in enumerate((1.0, 0.0))
     ]
-    write_trajectories(run.run.trajectories_path(1), 1, sampled, None)
+    write_trajectories(run.run.trajectories_path(1), 1, sampled)
     found = ends(run, 1)
     prompts = [one["prompt"] for what in ("best", "worst") for one in found[what]]
     assert len(set(prompts)) == 6
 
 
 def test_a_lone_response_is_shown_once(run: Watched) -> None:
-    write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)], None)
+    write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)])
     found = ends(run, 1)
     assert (len(found["best"]), found["worst"]) == (1, [])
 
@@ -168,7 +171,7 @@ def test_a_frozen_page_has_every_group_that_it_can_be_asked_for(run: Watched) ->
     """It has the best and the worst of 40 groups, and a few between them."""
     rewards = [number / 40 for number in range(40)]
     sampled = [response(number, [1], reward) for number, reward in enumerate(rewards)]
-    write_trajectories(run.run.trajectories_path(3), 3, sampled, None)
+    write_trajectories(run.run.trajectories_path(3), 3, sampled)
     found = freeze_replies([run], [])
     asked = [one["group"] for one in found["groups?run=0"]["groups"]]
     best_and_worst = found["ends?run=0&step=3"]

@@ -97,7 +97,7 @@ def test_references_cross_to_servers_and_files_as_they_are(value: object, tmp_pa
     for asked in (plimsoll_request([one]), openrlhf_request(plain_texts)([one])):
         [read] = read_request(json.loads(json.dumps(asked)))
         assert (read.prompt.reference, read.prompt.given_reference) == (one.prompt.reference, value)
-    write_trajectories(tmp_path / "a.parquet", 1, [one, trajectory("x"), trajectory(None)], None)
+    write_trajectories(tmp_path / "a.parquet", 1, [one, trajectory("x"), trajectory(None)])
     back = [t.prompt for t in read_trajectories(tmp_path / "a.parquet")]
     assert [p.given_reference for p in back] == [value, "x", None]
     assert [p.reference for p in back] == [one.prompt.reference, "x", None]

@@ -282,8 +282,7 @@ def test_overlong_falls_linearly_within_the_buffer(tokens: int, value: float) ->
         trajectory("x"),
         response_tokens=np.zeros(tokens, np.int64),
         loss_mask=np.ones(tokens, np.bool_),
-        sampler_logprobs=np.zeros(tokens, np.float32),
-        weight_versions=np.zeros(tokens, np.int64),
+        columns={},
     )
     assert overlong.reward(given, max_new_tokens=20, buffer=4) == value
     assert overlong.reward(given, max_new_tokens=20, buffer=4, factor=0.5) == value / 2
@@ -297,8 +296,7 @@ def branch(prompt: int, sampled: list[int]) -> Trajectory:
         prompt=Prompt(0, np.zeros(prompt, np.int64), "?"),
         response_tokens=np.zeros(count, np.int64),
         loss_mask=np.array(sampled, np.bool_),
-        sampler_logprobs=np.zeros(count, np.float32),
-        weight_versions=np.zeros(count, np.int64),
+        columns={},
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import PlimsollError
-from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import TOKEN_REWARDS, Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.rl.bad_numbers import check_rewards
 from plimsoll.run.health import BadNumbers, BadSteps
 
@@ -42,11 +42,11 @@ def test_each_figure_is_named_with_its_groups() -> None:
 
 
 def test_rewards_of_tokens_and_earlier_branches_count() -> None:
-    placed = replace(sampled(4), token_rewards=np.array([0, np.nan], np.float32))
+    placed = sampled(4).add_columns({TOKEN_REWARDS: np.array([0, np.nan], np.float32)})
     branched = replace(sampled(5), earlier=(sampled(5, logprob=np.nan),))
     with pytest.raises(BadNumbers) as refusal:
         check_rewards([placed, branched])
-    rewards, log_probs = refusal.value.figures
+    log_probs, rewards = refusal.value.figures
     assert rewards.endswith("tokens of group 4 (row 14)")
     assert log_probs.endswith("log-probs of group 5 (row 15)")
 

@@ -14,26 +14,46 @@ from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster, Pending, group_of
 from plimsoll.config.rl import RlConfig
-from plimsoll.jobs.rl_loop import explained_variance, next_kl_coefficient, value_stream
+from plimsoll.jobs.rl_loop import explained_variance, next_kl_coefficient
 from plimsoll.jobs.which import spec_of
-from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory, Turn, single_turn
+from plimsoll.records import (
+    ADVANTAGES,
+    COLUMNS,
+    REFERENCE_LOGPROBS,
+    RETURNS,
+    SAMPLER_LOGPROBS,
+    TEACHER_LOGPROBS,
+    TOKEN_REWARDS,
+    TRAINER_LOGPROBS,
+    VALUES,
+    Column,
+    Entries,
+    Floats,
+    Pack,
+    Prompt,
+    RewardPart,
+    Trajectory,
+    Turn,
+    cut,
+    single_turn,
+)
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.batch import (
     Batch,
-    Scores,
     batch_metrics,
     episode_metrics,
     estimate_advantages,
     observed_kl,
     observed_kl_per_token,
     pack_batch,
-    policy_stream,
-    score,
+    policy_columns,
+    policy_logprobs,
+    score_batch,
     token_count,
-    token_scores,
+    with_columns,
     zero_signal,
 )
-from plimsoll.rl.layout import ColumnLayout
+from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
 
 LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
@@ -119,16 +139,16 @@ class PlainCluster:
 
 def scores_of(
     settings: RunSpec[RlConfig], cluster: PlainCluster, found: Sequence[Trajectory]
-) -> tuple[Batch, Scores]:
+) -> tuple[Batch, dict[Column, Entries]]:
     served = cast(Cluster, cluster)
     critic = settings.roles.get("critic")
     critics = (group_of(served, critic) if critic else served).streams
     batch = pack_batch(list(found), settings, cluster.streams, critics, step=1)
-    return batch, score(batch, settings, served)
+    return batch, score_batch(batch, settings, served)
 
 
-def packs_of(layout: ColumnLayout) -> list[Pack]:
-    return [p for mini in layout.minis for p in chain.from_iterable(mini.packs)]
+def packs_of(minis: Sequence[MiniBatch]) -> list[Pack]:
+    return [p for mini in minis for p in chain.from_iterable(mini.packs)]
 
 
 @given(
@@ -148,12 +168,9 @@ def test_scores_land_at_their_trajectory(
     settings = config(seed, mini_batches=mini_batches, epochs=2)
     found = trajectories(lengths)
     cluster = PlainCluster(ranks, critic_ranks)
-    batch, scores = scores_of(settings, cluster, found)
-    layout = batch.layout
-    assert scores.old_L is not None and scores.reference_L is not None
-    assert scores.values_L is not None
-    columns = (scores.sampler_L, scores.old_L, scores.reference_L, scores.values_L)
-    found_by = zip(*(layout.by_trajectory(column_L) for column_L in columns), strict=True)
+    _, scores = scores_of(settings, cluster, found)
+    columns = (SAMPLER_LOGPROBS, TRAINER_LOGPROBS, REFERENCE_LOGPROBS, VALUES)
+    found_by = zip(*(scores[column] for column in columns), strict=True)
     for t, (sampler, old, reference, values) in zip(found, found_by, strict=True):
         expected = -t.response_tokens / np.float32(1000)
         np.testing.assert_array_equal(sampler, t.sampler_logprobs)
@@ -163,57 +180,51 @@ def test_scores_land_at_their_trajectory(
 
 
 @pytest.mark.parametrize(("ranks", "critic_ranks"), [(1, None), (3, None), (2, 3)])
-def test_streams_lie_beside_the_tokens_that_they_belong_to(
+def test_columns_lie_beside_the_tokens_that_they_belong_to(
     ranks: int, critic_ranks: int | None
 ) -> None:
     settings = config(mini_batches=2)
     found = trajectories()
     cluster = PlainCluster(ranks, critic_ranks)
     batch, scores = scores_of(settings, cluster, found)
-    own_L = batch.layout.column([t.response_tokens.astype(np.float32) for t in found])
-    assert scores.values_L is not None
-    policy_of = policy_stream(batch, scores, own_L, kl_loss=True)
-    value_of = value_stream(batch, scores.values_L, own_L)
-    for p in packs_of(batch.layout):
-        policy = policy_of(p)
-        old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
-        assert old is not None and reference is not None
-        np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
-        np.testing.assert_allclose(policy.sampler_logprobs_L, -p.targets_L / 1000, rtol=1e-6)
+    columns = {**scores, ADVANTAGES: [t.response_tokens.astype(np.float32) for t in found]}
+    for p in packs_of(batch.minis):
+        policy = cut(policy_columns(columns, kl_loss=True), p)
+        assert policy.keys() == {c for c in COLUMNS if c.in_policy_loss}
+        old, reference = policy[TRAINER_LOGPROBS], policy[REFERENCE_LOGPROBS]
+        np.testing.assert_array_equal(policy[ADVANTAGES], p.targets_L)
+        np.testing.assert_allclose(policy[SAMPLER_LOGPROBS], -p.targets_L / 1000, rtol=1e-6)
         np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
         np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
-    for p in packs_of(batch.critic_layout):
-        value = value_of(p)
-        np.testing.assert_array_equal(value.returns_L, p.targets_L)
-        np.testing.assert_allclose(value.old_values_L, -p.targets_L / 1000 - 0.5, rtol=1e-6)
+    for p in packs_of(batch.critic_minis):
+        values = VALUES.cut(scores[VALUES], p)
+        np.testing.assert_allclose(values, -p.targets_L / 1000 - 0.5, rtol=1e-6)
 
 
 def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
     cluster = PlainCluster(streams=2)
     found = trajectories()
-    batch, scores = scores_of(config(), cluster, found)
+    _, scores = scores_of(config(), cluster, found)
     assert set(cluster.asked) == {("log_probs", "reference"), ("values", "critic")}
-    assert scores.old_L is None
-    own = batch.layout.by_trajectory(scores.policy_L)
+    assert TRAINER_LOGPROBS not in scores
+    own = policy_logprobs(scores)
     assert all(np.array_equal(s, t.sampler_logprobs) for s, t in zip(own, found, strict=True))
-    stream = policy_stream(batch, scores, np.zeros_like(scores.sampler_L), kl_loss=False)
-    streams = [stream(p) for p in packs_of(batch.layout)]
-    assert all(s.old_logprobs_L is None and s.reference_logprobs_L is None for s in streams)
+    assert policy_columns(scores, kl_loss=False).keys() == {SAMPLER_LOGPROBS}
 
 
 @pytest.mark.parametrize("settings", [config(epochs=2), config(mini_batches=2)])
 def test_a_step_with_several_updates_does(settings: RunSpec[RlConfig]) -> None:
     cluster = PlainCluster(streams=1)
     _, scores = scores_of(settings, cluster, trajectories())
-    assert ("log_probs", "actor") in cluster.asked and scores.old_L is not None
-    assert scores.policy_L is scores.old_L
+    assert ("log_probs", "actor") in cluster.asked
+    assert policy_logprobs(scores) is scores[TRAINER_LOGPROBS]
 
 
 def test_without_a_kl_no_reference_is_asked() -> None:
     cluster = PlainCluster(streams=1)
     settings = config(kl="none")
     batch, scores = scores_of(settings, cluster, trajectories())
-    assert cluster.asked == [("values", "critic")] and scores.reference_L is None
+    assert cluster.asked == [("values", "critic")] and REFERENCE_LOGPROBS not in scores
     assert "kl" not in batch_metrics(batch, scores, 0.1)
 
 
@@ -221,8 +232,9 @@ def test_an_advantage_that_takes_no_values_asks_no_critic() -> None:
     cluster = PlainCluster(streams=1)
     settings = config(critic=False, advantage={"name": "reinforce"})
     batch, scores = scores_of(settings, cluster, trajectories())
-    assert cluster.asked == [("log_probs", "reference")] and scores.values_L is None
-    assert estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {}).returns_L is None
+    assert cluster.asked == [("log_probs", "reference")] and VALUES not in scores
+    estimated = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {})
+    assert estimated.keys() == {ADVANTAGES}
 
 
 def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None:
@@ -230,7 +242,7 @@ def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None
 
     def order(step: int) -> list[int]:
         batch = pack_batch(trajectories(), settings, 1, 1, step)
-        schedule = list(batch.schedule(batch.layout, 3))
+        schedule = list(batch.schedule(batch.minis, 3))
         assert [update for update, _ in schedule] == list(range(24))
         return [int(mini.packs[0][0].samples_S[0]) for _, mini in schedule]
 
@@ -244,39 +256,33 @@ def test_counts_are_of_the_whole_mini_batch() -> None:
     found = trajectories()
     settings = config(mini_batches=2, critic_mini_batches=4)
     batch = pack_batch(found, settings, ranks=2, critic_ranks=3, step=1)
-    for layout, ranks, minis in ((batch.layout, 2, 2), (batch.critic_layout, 3, 4)):
-        assert len(layout.minis) == minis
-        for mini in layout.minis:
-            assert len(mini.packs) == ranks and mini.counts.sequences == 8 // minis
+    for minis, ranks, count in ((batch.minis, 2, 2), (batch.critic_minis, 3, 4)):
+        assert len(minis) == count
+        for mini in minis:
+            assert len(mini.packs) == ranks and mini.counts.sequences == 8 // count
             packs = list(chain.from_iterable(mini.packs))
             assert mini.counts.tokens == sum(p.loss_tokens for p in packs)
         total = sum(len(t.response_tokens) for t in found)
-        assert sum(mini.counts.tokens for mini in layout.minis) == total
+        assert sum(mini.counts.tokens for mini in minis) == total
     assert token_count(batch.episodes) == sum(map(sum, LENGTHS))
     alike = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=2, step=1)
-    assert alike.critic_layout is alike.layout
+    assert alike.critic_minis is alike.minis
 
 
-VALUES = [floats(1.0, 0.5), floats(4.0)]
+GIVEN_VALUES = [floats(1.0, 0.5), floats(4.0)]
 """Of the critic, for the two."""
 
 
-def two_trajectories(settings: RunSpec[RlConfig]) -> tuple[Batch, Scores]:
+def two_trajectories(settings: RunSpec[RlConfig]) -> tuple[Batch, dict[Column, Entries]]:
     """Responses of 2 and 1 tokens with the rewards 0 and 2 (1 times its weight)."""
     batch = pack_batch(trajectories([(1, 2), (1, 1)]), settings, 1, 1, step=1)
-    column = batch.layout.column
-    scores = Scores(
-        sampler_L=column([floats(-1.0, -2.5), floats(-0.5)]),
-        old_L=column([floats(-1.0, -2.0), floats(-0.5)]),
-        reference_L=column([floats(-1.5, -1.0), floats(-1.0)]),
-        values_L=column(VALUES),
-    )
+    scores: dict[Column, Entries] = {
+        SAMPLER_LOGPROBS: [floats(-1.0, -2.5), floats(-0.5)],
+        TRAINER_LOGPROBS: [floats(-1.0, -2.0), floats(-0.5)],
+        REFERENCE_LOGPROBS: [floats(-1.5, -1.0), floats(-1.0)],
+        VALUES: GIVEN_VALUES,
+    }
     return batch, scores
-
-
-def by_trajectory(batch: Batch, column_L: Floats | None) -> list[Floats]:
-    assert column_L is not None
-    return batch.layout.by_trajectory(column_L)
 
 
 def test_advantages_by_hand() -> None:
@@ -287,11 +293,11 @@ def test_advantages_by_hand() -> None:
     # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
     # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
     # Second: 1.95 - 4 = -2.05.
-    advantages = by_trajectory(batch, learnables.advantages_L)
+    advantages = learnables[ADVANTAGES]
     np.testing.assert_allclose(np.concatenate(advantages), [-0.75, -0.4, -2.05], atol=1e-6)
-    returns = by_trajectory(batch, learnables.returns_L)
+    returns = learnables[RETURNS]
     np.testing.assert_allclose(np.concatenate(returns), [0.25, 0.1, 1.95], atol=1e-6)
-    means = [float(own.mean()) for own in by_trajectory(batch, learnables.advantages_L)]
+    means = [float(own.mean()) for own in learnables[ADVANTAGES]]
     assert means == pytest.approx([-0.575, -2.05])
 
 
@@ -299,14 +305,14 @@ def test_a_teacher_adds_its_log_probs_less_the_policys_times_the_weight() -> Non
     """Each token has its own: what follows it does not count. By the old policy, if it is known."""
     settings = config(critic=False, advantage={"name": "reinforce"}, distill_weight=0.5)
     batch, scores = two_trajectories(settings)
-    scores = replace(scores, teacher_L=batch.layout.column([floats(-1.5, -1.0), floats(-0.5)]))
-    for old_L, expected in (
-        (scores.old_L, [-0.25, 0.5, 2.0]),  # -1.5 + 1, -1 + 2 and 0; the second's reward is 2
-        (None, [-0.25, 0.75, 2.0]),  # the sampler's second token has -2.5
+    scores[TEACHER_LOGPROBS] = [floats(-1.5, -1.0), floats(-0.5)]
+    unscored = {c: entries for c, entries in scores.items() if c != TRAINER_LOGPROBS}
+    for known, expected in (
+        (scores, [-0.25, 0.5, 2.0]),  # -1.5 + 1, -1 + 2 and 0; the second's reward is 2
+        (unscored, [-0.25, 0.75, 2.0]),  # the sampler's second token has -2.5
     ):
-        given = replace(scores, old_L=old_L)
-        learnables = estimate_advantages(batch, given, settings.config.algorithm, 0.0, {})
-        found = np.concatenate(by_trajectory(batch, learnables.advantages_L))
+        learnables = estimate_advantages(batch, known, settings.config.algorithm, 0.0, {})
+        found = np.concatenate(learnables[ADVANTAGES])
         np.testing.assert_allclose(found, expected, atol=1e-6)
     metrics = batch_metrics(batch, scores, 0.0)
     assert metrics["teacher_divergence"] == pytest.approx((0.5 - 1.0 + 0.0) / 3)
@@ -318,14 +324,15 @@ def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
     )
     batch, scores = two_trajectories(settings)
     learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
-    returns = by_trajectory(batch, learnables.returns_L)
+    returns = learnables[RETURNS]
     np.testing.assert_allclose(np.concatenate(returns), [0.0, 0.0, 2.0], atol=1e-6)
 
 
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
     settings = config(advantage={"name": "gae", "options": {"whiten": True}})
     batch, scores = scores_of(settings, PlainCluster(1), trajectories())
-    found_L = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {}).advantages_L
+    estimated = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {})
+    found_L = np.concatenate(estimated[ADVANTAGES])
     assert float(found_L.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(found_L.std()) == pytest.approx(1.0, rel=0.05)
 
@@ -350,7 +357,7 @@ def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts:
     settings = config(critic=False, share_prompts=share_prompts, **algorithm)
     batch, scores = scores_of(settings, PlainCluster(2), four([7, 3, 7, 3], (0, 0, 2, 0)))
     learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {})
-    found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
+    found = [own.tolist() for own in learnables[ADVANTAGES]]
     assert found == [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
 
 
@@ -375,18 +382,17 @@ def test_of_what_is_cut_off_nothing_is_learned_and_its_reward_counts(
     learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.0, {})
     whole = [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
     expected = [[] if i in cut_off else own for i, own in enumerate(whole)]
-    found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
+    found = [own.tolist() for own in learnables[ADVANTAGES]]
     assert found == expected
-    counts = [mini.counts for mini in batch.layout.minis]
+    counts = [mini.counts for mini in batch.minis]
     assert sum(c.tokens for c in counts) == sum(map(len, expected))
     assert sum(c.sequences for c in counts) == 4
     metrics = batch_metrics(batch, scores, 0.1)
     assert metrics["reward"] == 3.25 and metrics["truncated"] == len(cut_off) / 4
     assert np.isfinite([*metrics.values()]).all()
-    written = token_scores(batch, scores, learnables).advantages
-    assert written is not None
-    for t, own, row in zip(sampled, expected, written, strict=True):
-        assert t.loss_mask.all() and row.tolist() == (own or [0.0] * len(t.response_tokens))
+    for t, own in zip(with_columns(sampled, batch, learnables), expected, strict=True):
+        row = t.columns[ADVANTAGES].tolist()
+        assert t.loss_mask.all() and row == (own or [0.0] * len(t.response_tokens))
 
 
 def test_greedy_rewards_are_those_of_the_group() -> None:
@@ -396,7 +402,7 @@ def test_greedy_rewards_are_those_of_the_group() -> None:
     learnables = estimate_advantages(
         batch, scores, settings.config.algorithm, 0.0, {3: 1.0, 7: 10.0}
     )
-    found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
+    found = [own.tolist() for own in learnables[ADVANTAGES]]
     assert found == [[-10.0], [1.0, 1.0], [-6.0], [5.0]]
 
 
@@ -411,8 +417,7 @@ def test_metrics_of_a_batch_by_hand() -> None:
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
     batch, scores = two_trajectories(settings)
-    reference_L = batch.layout.column([floats(-1.5, -1.0), floats(-1.25)])
-    scores = replace(scores, reference_L=reference_L)
+    scores[REFERENCE_LOGPROBS] = [floats(-1.5, -1.0), floats(-1.25)]
     learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
     metrics = batch_metrics(batch, scores, 0.1)
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
@@ -424,35 +429,28 @@ def test_metrics_of_a_batch_by_hand() -> None:
     # Per token: (0.5 - 1) / 2 = -0.25 and 0.75, each response once.
     assert metrics["kl_per_token"] == pytest.approx(0.25)
     assert metrics["kl_coefficient"] == 0.1
-    alone = batch_metrics(batch, replace(scores, reference_L=None), 0.1)
+    del scores[REFERENCE_LOGPROBS]
+    alone = batch_metrics(batch, scores, 0.1)
     assert metrics.keys() - alone.keys() == {"kl", "kl_per_token", "kl_coefficient"}
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     explained = pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
-    assert learnables.returns_L is not None and scores.values_L is not None
-    found = explained_variance(learnables.returns_L, scores.values_L)
+    found = explained_variance(np.concatenate(learnables[RETURNS]), np.concatenate(scores[VALUES]))
     assert found == {"explained_variance": explained}
 
 
 def test_figures_of_a_step_round_alike_in_any_packs() -> None:
-    """float32 sums depend on the order: here it is that of the trajectories, in which an adaptive
-    KL coefficient was computed before columns were in the order of packs."""
+    """float32 sums depend on the order: here it is that of the trajectories."""
     rng = np.random.default_rng(0)
     sizes = [len(t.response_tokens) for t in trajectories()]
-    gaps, values, returns = (
-        [rng.normal(size=n).astype(np.float32) for n in sizes] for _ in range(3)
-    )
+    gaps = [rng.normal(size=n).astype(np.float32) for n in sizes]
     figures = set()
     for ranks, mini_batches in [(1, 1), (1, 4), (2, 2), (4, 1)]:
         settings = config(mini_batches=mini_batches)
-        batch, scores = scores_of(settings, PlainCluster(ranks), trajectories())
-        gaps_L, values_L, returns_L = map(batch.layout.column, (gaps, values, returns))
-        scores = replace(scores, sampler_L=gaps_L, old_L=None, reference_L=np.zeros_like(gaps_L))
-        columns = map(batch.layout.in_order, (returns_L, values_L))
-        explained = explained_variance(*columns)["explained_variance"]
-        figures.add((observed_kl(batch, scores), explained))
-    assert len(figures) == 1
-    assert figures.pop()[0] == np.mean([float(gap.sum()) for gap in gaps])
+        batch, _ = scores_of(settings, PlainCluster(ranks), trajectories())
+        scores = {SAMPLER_LOGPROBS: gaps, REFERENCE_LOGPROBS: [np.zeros_like(x) for x in gaps]}
+        figures.add(observed_kl(batch, scores))
+    assert figures == {np.mean([float(gap.sum()) for gap in gaps])}
 
 
 def test_the_share_of_responses_that_repeat_themselves_is_a_figure() -> None:
@@ -500,8 +498,9 @@ def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected
 def test_the_target_is_of_a_response_or_of_a_token(per: str, expected: float) -> None:
     settings = config(kl={"adaptive": {"target": 0.3, "per": per, "horizon": 10}})
     batch, scores = two_trajectories(settings)
-    gaps_L = batch.layout.column([floats(0.1, 0.3), floats(0.2)])
-    scores = replace(scores, reference_L=scores.policy_L - gaps_L)
+    gaps = [floats(0.1, 0.3), floats(0.2)]
+    own = policy_logprobs(scores)
+    scores[REFERENCE_LOGPROBS] = [o - gap for o, gap in zip(own, gaps, strict=True)]
     state = RunState(
         0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.5, seconds=0.0
     )
@@ -521,9 +520,7 @@ def branched(t: Trajectory, split: int) -> Trajectory:
             prompt=replace(t.prompt, tokens=np.array(prompt)),
             response_tokens=t.response_tokens[own],
             loss_mask=t.loss_mask[own],
-            sampler_logprobs=t.sampler_logprobs[own],
-            weight_versions=t.weight_versions[own],
-            token_rewards=None if t.token_rewards is None else t.token_rewards[own],
+            columns={column: array[own] for column, array in t.columns.items()},
         )
 
     before = [*t.prompt.tokens.tolist(), *t.response_tokens[:split].tolist()]
@@ -553,9 +550,10 @@ def test_branches_have_the_advantages_of_the_whole_episode(
     )
     whole = [
         replace(
-            t,
+            t.add_columns(
+                {TOKEN_REWARDS: np.where(np.arange(len(t.response_tokens)) == 1, 0.5, 0.25)}
+            ),
             group=i // 2,
-            token_rewards=np.where(np.arange(len(t.response_tokens)) == 1, 0.5, 0.25).astype("f4"),
             turns=(Turn("assistant", 0, 2, ""), Turn("assistant", 2, len(t.response_tokens), "")),
         )
         for i, t in enumerate(trajectories([(3, 4), (2, 5), (4, 3), (1, 6)]))
@@ -574,8 +572,8 @@ def test_branches_have_the_advantages_of_the_whole_episode(
     for own, ranks in ((whole, 1), (pieces, 2)):
         batch, scores = scores_of(settings, PlainCluster(ranks), own)
         learnables = estimate_advantages(batch, scores, settings.config.algorithm, 0.1, {})
-        columns = [learnables.advantages_L, *([learnables.returns_L] if critic else [])]
-        found.append([np.concatenate(by_trajectory(batch, column_L)) for column_L in columns])
+        columns = [ADVANTAGES, *([RETURNS] if critic else [])]
+        found.append([np.concatenate(learnables[column]) for column in columns])
         assert len(batch.trajectories) == sum(len(t.branches) for t in own)
         assert observed_kl(batch, scores) == pytest.approx(-0.25 * 18 / 4 + 0.5 * 18 / 4)
         assert observed_kl_per_token(batch, scores) == pytest.approx(0.25)
@@ -589,4 +587,4 @@ def test_branches_share_what_they_begin_with() -> None:
     settings = config(critic=False, share_prompts=True, advantage={"name": "grpo"})
     own = [replace(branched(t, 2), group=0) for t in trajectories([(3, 4), (3, 6)])]
     batch = pack_batch(own, settings, 1, 1, step=1)
-    assert sum(p.tokens for p in packs_of(batch.layout)) == (5 + 1 + 1 + 2) + (5 + 1 + 1 + 4)
+    assert sum(p.tokens for p in packs_of(batch.minis)) == (5 + 1 + 1 + 2) + (5 + 1 + 1 + 4)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.records import Prompt, Trajectory
+from plimsoll.records import SAMPLER_LOGPROBS, WEIGHT_VERSIONS, Prompt, TokenColumns, Trajectory
 from plimsoll.rl.ahead import FinishedGroup, GroupBuffer, staleness_metrics
 
 PROMPT = Prompt(0, np.array([1]), "?")
@@ -19,8 +19,11 @@ def response(*versions: int, mask: tuple[bool, ...] = ()) -> Trajectory:
     size = len(versions)
     zeros = np.zeros(size, np.int64)
     loss_mask = np.array(mask or [True] * size, np.bool_)
-    ages = np.array(versions, np.int64)
-    return Trajectory(PROMPT, 0, 0, zeros, loss_mask, zeros.astype(np.float32), ages, "", "stop")
+    columns: TokenColumns = {
+        SAMPLER_LOGPROBS: zeros.astype(np.float32),
+        WEIGHT_VERSIONS: np.array(versions, np.int64),
+    }
+    return Trajectory(PROMPT, 0, 0, zeros, loss_mask, columns, "", "stop")
 
 
 def finished(place: int, *versions: int) -> FinishedGroup:

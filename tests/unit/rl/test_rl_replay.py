@@ -11,7 +11,7 @@ import pytest
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import spec_of
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import SAMPLER_LOGPROBS, WEIGHT_VERSIONS, Prompt, RewardPart, Trajectory
 from plimsoll.resolve.rules.stored import check_replayed
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.replay import _check_step
@@ -44,8 +44,10 @@ def trajectory(group: int, tokens: int = 3, prompt: int = 2) -> Trajectory:
         sample_index=0,
         response_tokens=np.arange(tokens),
         loss_mask=np.ones(tokens, np.bool_),
-        sampler_logprobs=np.zeros(tokens, np.float32),
-        weight_versions=np.zeros(tokens, np.int64),
+        columns={
+            SAMPLER_LOGPROBS: np.zeros(tokens, np.float32),
+            WEIGHT_VERSIONS: np.zeros(tokens, np.int64),
+        },
         response_text="r",
         finish_reason="stop",
         rewards=(RewardPart("reward_model", 1.0, 1.0),),
@@ -55,7 +57,7 @@ def trajectory(group: int, tokens: int = 3, prompt: int = 2) -> Trajectory:
 def store(run: Path, step: int, *groups: int) -> None:
     path = RunDirectory(run).trajectories_path(step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_trajectories(path, step, [trajectory(group) for group in groups], None)
+    write_trajectories(path, step, [trajectory(group) for group in groups])
 
 
 def test_a_replay_has_no_engines_no_reward_models_and_the_same_temperature(tmp_path: Path) -> None:

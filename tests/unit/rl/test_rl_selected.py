@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from plimsoll.jobs.sample_loop import conversations_of, select
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import SAMPLER_LOGPROBS, WEIGHT_VERSIONS, Prompt, RewardPart, Trajectory
 
 
 def answer(
@@ -19,8 +19,10 @@ def answer(
         sample_index=0,
         response_tokens=np.arange(1),
         loss_mask=np.ones(1, np.bool_),
-        sampler_logprobs=np.zeros(1, np.float32),
-        weight_versions=np.zeros(1, np.int64),
+        columns={
+            SAMPLER_LOGPROBS: np.zeros(1, np.float32),
+            WEIGHT_VERSIONS: np.zeros(1, np.int64),
+        },
         response_text=text,
         finish_reason=finish,
         rewards=(RewardPart("r", reward, 2.0),),

@@ -92,7 +92,7 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
     with open_run(config(tmp_path)) as run:
         for step in range(1, 7):
             append_row(run.metrics_path, {"step": step, "part": 1})
-            write_trajectories(run.trajectories_path(step), step, [trajectory(0, 0, [5])], None)
+            write_trajectories(run.trajectories_path(step), step, [trajectory(0, 0, [5])])
         save(run, 2)
         save(run, 4)
     (run.path / "checkpoints" / ".step-000006.partial-12345678").mkdir()

@@ -79,7 +79,7 @@ def test_a_part_that_takes_over_is_told_with_three_responses(tmp_path: Path) -> 
                 for g in (0, 1, 2, 3)
                 for n in (0, 1)
             ]
-            write_trajectories(run.trajectories_path(step), step, rows, None)
+            write_trajectories(run.trajectories_path(step), step, rows)
             share = 0.2 if step <= WINDOW else 0.7
             sink.write(report(step, **{"reward_share/style": share, "reward_share/right": 0.5}))
     lines = printed.getvalue().splitlines()

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
+from plimsoll.records import TOKEN_REWARDS, Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.rl.group_journal import is_open
 from plimsoll.run.journal import Journal
 
@@ -42,7 +42,10 @@ def test_what_was_added_is_found_by_the_next_process(tmp_path: Path) -> None:
         **{
             **{name: getattr(sampled(3), name) for name in Trajectory.__dataclass_fields__},
             "turns": (Turn("assistant", 0, 3, "four", 0.5),),
-            "token_rewards": np.array([0.0, 0.25, 0.5], np.float32),
+            "columns": {
+                **sampled(3).columns,
+                TOKEN_REWARDS: np.array([0.0, 0.25, 0.5], np.float32),
+            },
             "figures": {"seconds": 0.125},
             "earlier": (earlier,),
         }

@@ -123,7 +123,7 @@ with open_loggers(config, run, settings, int(first)) as loggers:
     for step in range(int(first), int(last) + 1):
         values = {"loss": 1 / step, "reward/right one": step, "nothing": float("nan")}
         loggers.scalars(step, values, print)
-        write_trajectories(run.trajectories_path(step), step, [answer], None)
+        write_trajectories(run.trajectories_path(step), step, [answer])
         loggers.responses(step, run.trajectories_path(step), print)
 """
 

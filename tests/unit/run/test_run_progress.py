@@ -227,9 +227,9 @@ with Progress("ppo", 2, run.path) as progress:
     dull = [answer(0, 0, 0.5, "dull"), answer(0, 1, 0.5, "dull too")]
     long = "\\x1b[2J" + "thinking " * 90 + "#### 4"
     apart = [answer(1, 0, 0.0, long), answer(1, 1, 1.0, "#### 5")]
-    write_trajectories(run.trajectories_path(1), 1, dull + apart, None)
+    write_trajectories(run.trajectories_path(1), 1, dull + apart)
     sink.write(StepReport(1, {"reward": 0.5}, 4, {}, {}))
-    write_trajectories(run.trajectories_path(2), 2, dull, None)
+    write_trajectories(run.trajectories_path(2), 2, dull)
     sink.write(StepReport(2, {"reward": 0.5}, 4, {}, {}))
 """
 

@@ -71,7 +71,7 @@ def run(tmp_path: Path) -> Path:
     zeros = np.zeros(1, np.float32)
     told = single_turn(prompt, 0, np.array([1]), zeros, HOSTILE, "stop", 0, parts)
     other = replace(told, sample_index=1)
-    write_trajectories(RunDirectory(tmp_path).trajectories_path(1), 1, [told, other], None)
+    write_trajectories(RunDirectory(tmp_path).trajectories_path(1), 1, [told, other])
     return tmp_path
 
 

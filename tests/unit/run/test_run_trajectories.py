@@ -15,12 +15,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError
-from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
+from plimsoll.records import (
+    ADVANTAGES,
+    COLUMNS,
+    RETURNS,
+    SAMPLED,
+    SAMPLER_LOGPROBS,
+    TEACHER_LOGPROBS,
+    TOKEN_REWARDS,
+    TRAINER_LOGPROBS,
+    VALUES,
+    WEIGHT_VERSIONS,
+    Prompt,
+    RewardPart,
+    Trajectory,
+    Turn,
+    single_turn,
+)
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
 from plimsoll.run.trajectories import (
-    TokenScores,
-    read_scores,
     read_trajectories,
     write_trajectories,
 )
@@ -53,12 +67,12 @@ def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:
         replace(trajectory(8, 0, [13]), rewards=(RewardPart("form", 0.25, 2.0),)),
     ]
     advantages = [floats(0.25, 0), floats(), floats(-1)]
-    write_trajectories(
-        tmp_path / "step.parquet",
-        12,
-        step,
-        TokenScores(advantages, [floats(-0.5, 0), floats(), floats(-0.125)]),
-    )
+    logprobs = [floats(-0.5, 0), floats(), floats(-0.125)]
+    scored = [
+        t.add_columns({ADVANTAGES: a, TRAINER_LOGPROBS: p})
+        for t, a, p in zip(step, advantages, logprobs, strict=True)
+    ]
+    write_trajectories(tmp_path / "step.parquet", 12, scored)
     table = pq.read_table(tmp_path / "step.parquet")
     right = {"name": "right", "value": 1.0, "weight": 2.0}
     form = {"name": "form", "value": 0.5, "weight": 1.0}
@@ -84,7 +98,7 @@ def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:
         "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
         "trainer_logprobs": [[-0.5, 0.0], [], [-0.125]],
         **dict.fromkeys(("reference_logprobs", "values", "returns"), [None] * 3),
-        "teacher_logprobs": [None] * 3,
+        **dict.fromkeys(("teacher_logprobs", "token_rewards"), [None] * 3),
         "row": [None] * 3,
         "weight_version": [3, None, 3],  # one without tokens
         "weight_versions": [[3, 3], [], [3]],
@@ -96,42 +110,35 @@ def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:
 
 def test_what_is_not_known_of_tokens_is_null(tmp_path: Path) -> None:
     path = tmp_path / "step.parquet"
-    for scores in (None, TokenScores()):
-        write_trajectories(path, 1, [trajectory(7, 0, [11])], scores)
-        table = pq.read_table(path)
-        for name in ("advantage_mean", "advantages", "trainer_logprobs"):
-            assert table[name].to_pylist() == [None]
+    write_trajectories(path, 1, [trajectory(7, 0, [11])])
+    table = pq.read_table(path)
+    for name in ("advantage_mean", "advantages", "trainer_logprobs"):
+        assert table[name].to_pylist() == [None]
 
 
 def test_what_rewards_read_of_a_row_and_what_models_gave_comes_back(tmp_path: Path) -> None:
-    """In the order of branches; a column that a model did not give is None."""
+    """A column that a model did not give is absent."""
     path, messages = tmp_path / "step.parquet", ({"role": "user", "content": "What is 7?"},)
     whole = trajectory(7, 0, [11, 12])
     prompt = replace(whole.prompt, messages=messages, named={"answer": "7"}, is_text=True)
-    branched = replace(whole, prompt=prompt, earlier=(trajectory(7, 0, [11]),))
-    written = TokenScores(values=[floats(0.5), floats(1, 2)], returns=[floats(3), floats(4, 5)])
-    write_trajectories(path, 1, [branched], written)
-    [read] = read_trajectories(path)
+    first = trajectory(7, 0, [11]).add_columns({VALUES: floats(0.5), RETURNS: floats(3)})
+    branched = replace(whole, prompt=prompt, earlier=(first,))
+    scored = branched.add_columns({VALUES: floats(1, 2), RETURNS: floats(4, 5)})
+    write_trajectories(path, 1, [scored])
+    [read] = read_trajectories(path, COLUMNS)
     assert (read.prompt.messages, read.prompt.named, read.prompt.is_text) == (
         *(messages, {"answer": "7"}, True),
     )
-    scores = read_scores(path)
-    assert scores.values is not None and scores.returns is not None
-    assert [x.tolist() for x in (*scores.values, *scores.returns)] == [[0.5], [1, 2], [3], [4, 5]]
-    assert scores.advantages is None and scores.teacher_logprobs is None
+    for column, expected in ((VALUES, [[0.5], [1, 2]]), (RETURNS, [[3], [4, 5]])):
+        assert [branch.columns[column].tolist() for branch in read.branches] == expected
+    assert not {ADVANTAGES, TEACHER_LOGPROBS} & read.columns.keys()
+    [sampled] = read_trajectories(path)
+    assert all(branch.columns.keys() <= {*SAMPLED} for branch in sampled.branches)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ([floats(0), floats(1)], "2 advantages, 1 trajectories"),
-        ([floats(0)], r"advantages of \(1,\) for tokens of \(2,\)"),
-        ([floats(0, np.nan)], "advantages with NaN"),
-    ],
-)
-def test_scores_must_fit_their_tokens(tmp_path: Path, arrays: list[Any], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        write_trajectories(tmp_path / "a", 1, [trajectory(7, 0, [11, 12])], TokenScores(arrays))
+def test_columns_must_fit_their_tokens() -> None:
+    with pytest.raises(AssertionError):
+        trajectory(7, 0, [11, 12]).add_columns({ADVANTAGES: floats(0)})
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -167,8 +174,10 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         sample_index=draw(st.integers(0, 9)),
         response_tokens=per_token(ids, np.int64),
         loss_mask=per_token(st.booleans(), np.bool_),
-        sampler_logprobs=per_token(st.floats(-50, 0, width=32), np.float32),
-        weight_versions=per_token(st.integers(0, 2**40), np.int64),
+        columns={
+            SAMPLER_LOGPROBS: per_token(st.floats(-50, 0, width=32), np.float32),
+            WEIGHT_VERSIONS: per_token(st.integers(0, 2**40), np.int64),
+        },
         response_text=draw(texts),
         finish_reason=draw(st.sampled_from(["stop", "length"])),
         rewards=tuple(RewardPart(name, draw(numbers), draw(numbers)) for name in names),
@@ -181,9 +190,7 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
         record.prompt.tokens,
         record.response_tokens,
         record.loss_mask,
-        record.sampler_logprobs,
-        record.weight_versions,
-        *([] if record.token_rewards is None else [record.token_rewards]),
+        *record.columns.values(),
     )
     none = np.zeros(0, np.int64)
     rest = replace(
@@ -191,11 +198,9 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
         prompt=replace(record.prompt, tokens=none),
         response_tokens=none,
         loss_mask=none.astype(np.bool_),
-        sampler_logprobs=none.astype(np.float32),
-        weight_versions=none,
-        token_rewards=None,
+        columns={},
     )
-    return repr(rest), [(array.dtype, array.tolist()) for array in arrays]
+    return repr(rest), [*record.columns], [(array.dtype, array.tolist()) for array in arrays]
 
 
 @settings(max_examples=percent(60))
@@ -204,22 +209,25 @@ def test_trajectories_read_back_as_they_were_written(
     step: list[Trajectory], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.parquet"
-    write_trajectories(path, 1, step, None)
+    write_trajectories(path, 1, step)
     assert list(map(plain, read_trajectories(path))) == list(map(plain, step))
 
 
 def test_branches_are_kept_within_their_episode(tmp_path: Path) -> None:
     turns = (Turn("assistant", 0, 1, "a", 0.5), Turn("tool", 1, 2, "b", 0.0, "c"))
     first = replace(
-        trajectory(0, 1, [11, 12]), rewards=(), turns=turns, token_rewards=np.ones(2, np.float32)
+        trajectory(0, 1, [11, 12]).add_columns({TOKEN_REWARDS: floats(1, 1)}),
+        rewards=(),
+        turns=turns,
     )
     last = replace(trajectory(0, 1, [13]), earlier=(first, replace(first, response_text="d")))
-    step = [trajectory(0, 0, [14]), last]
-    scores = [
-        np.full(len(b.response_tokens), i, np.float32)
-        for i, b in enumerate([branch for t in step for branch in t.branches])
-    ]
-    write_trajectories(tmp_path / "a", 1, step, TokenScores(scores))
+    step, numbers = [trajectory(0, 0, [14]), last], iter(range(4))
+
+    def score(branch: Trajectory) -> Trajectory:
+        count = len(branch.response_tokens)
+        return branch.add_columns({ADVANTAGES: np.full(count, next(numbers), np.float32)})
+
+    write_trajectories(tmp_path / "a", 1, [t.change_branches(score) for t in step])
     read = read_trajectories(tmp_path / "a")
     assert [len(t.earlier) for t in read] == [0, 2]
     for t, other in zip(step, read, strict=True):
@@ -274,7 +282,7 @@ def test_files_of_before_are_read_by_people_and_refused_for_training(tmp_path: P
 def test_groups_of_a_prompt_that_comes_twice_stay_apart(tmp_path: Path) -> None:
     path = tmp_path / "step.parquet"
     step = [replace(trajectory(7, i % 2, [1]), group=i // 2) for i in range(4)]
-    write_trajectories(path, 1, step, None)
+    write_trajectories(path, 1, step)
     assert [(g.number, len(g.responses), g.prompt) for g in read_groups(path)] == [
         (0, 2, "What is 7?"),
         (1, 2, "What is 7?"),
@@ -297,8 +305,8 @@ def test_some_responses_are_the_best_the_worst_and_some_between(
         )
         for place, reward in enumerate(rewards)
     ]
-    write_trajectories(run.trajectories_path(3), 3, given[:1], None)
-    write_trajectories(run.trajectories_path(12), 12, given, None)
+    write_trajectories(run.trajectories_path(3), 3, given[:1])
+    write_trajectories(run.trajectories_path(12), 12, given)
     latest = max(run.trajectories().items(), default=None)
     assert latest == (12, run.trajectories_path(12))
     found = read_some(latest[1], count)
@@ -312,6 +320,6 @@ def test_each_of_few_responses_is_shown_once(tmp_path: Path) -> None:
     assert max(run.trajectories().items(), default=None) is None
     for count in (1, 2):
         path = run.trajectories_path(count)
-        write_trajectories(path, count, [trajectory(i, 0, [1]) for i in range(count)], None)
+        write_trajectories(path, count, [trajectory(i, 0, [1]) for i in range(count)])
         assert [one.reference for one in read_some(path, 5)] == [str(i) for i in range(count)]
         assert len(read_responses(path)) == count

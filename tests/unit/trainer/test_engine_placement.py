@@ -31,18 +31,31 @@ from plimsoll.model.files import hf_state_names
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel, ValueModel
 from plimsoll.model.tiny import Family, tiny_config
-from plimsoll.records import BatchCounts, Floats, Pack, Sample
+from plimsoll.records import (
+    ADVANTAGES,
+    COLUMNS,
+    RETURNS,
+    SAMPLER_LOGPROBS,
+    VALUES,
+    BatchCounts,
+    Floats,
+    Pack,
+    PackColumns,
+    Sample,
+)
 from plimsoll.resolve.choices import needs_reference
 from plimsoll.trainer.objectives import (
+    MARGIN,
+    SEQUENCE_REFERENCE,
+    STEP_LABELS,
+    TEACHER,
     DistillationObjective,
     NllObjective,
     PolicyObjective,
-    PolicyStream,
     PreferenceObjective,
     ProcessObjective,
     RewardObjective,
     ValueObjective,
-    ValueStream,
     teacher_forward,
 )
 from plimsoll.trainer.protocol import PackToLearn
@@ -128,9 +141,9 @@ class Direct:
         yield {name: self.module.get_parameter(name).detach() for name in names}
 
 
-def learn(module: nn.Module, objective: Any, stream: Any, pack: Pack = PACK) -> None:
+def learn(module: nn.Module, objective: Any, columns: PackColumns, pack: Pack = PACK) -> None:
     """A micro-batch's gradient, which must reach all that is trained."""
-    output = objective.loss(Direct(module), PackToLearn(pack, stream, COUNTS, CARD))
+    output = objective.loss(Direct(module), PackToLearn(pack, columns, COUNTS, CARD))
     output.loss.backward()
     assert output.loss.device == CARD
     for name, parameter in module.named_parameters():
@@ -154,7 +167,8 @@ POLICY = PolicyObjective(
         entropy_bonus=0.01,
     ),
 )
-POLICY_STREAM = PolicyStream(*[some(LEARNED)] * 4)
+POLICY_COLUMNS = {column: some(LEARNED) for column in COLUMNS if column.in_policy_loss}
+BARE_COLUMNS = {ADVANTAGES: some(LEARNED), SAMPLER_LOGPROBS: some(LEARNED)}
 POLICY_LOSSES = [Choice(name=name) for name in built_in_names("plimsoll.algorithm.policy_loss")]
 
 
@@ -169,57 +183,57 @@ def test_a_policy_with_every_attention(
 ) -> None:
     model = MODEL.model_copy(update={"gradient_checkpointing": checkpointing})
     pack = a_pack(shared)
-    loss_mask = len(pack.targets_L)
+    columns = {column: some(len(pack.targets_L)) for column in POLICY_COLUMNS}
     policy = a_policy(family, attention, model)
     with FakeTensorMode():
         on_card(policy)
-        learn(policy, POLICY, PolicyStream(*[some(loss_mask)] * 4), pack)
+        learn(policy, POLICY, columns, pack)
 
 
-REFERENCE = some(len(LENGTHS))
+REFERENCE = {SEQUENCE_REFERENCE: some(len(LENGTHS))}
 PREFERENCES = [Choice(name=name) for name in built_in_names("plimsoll.algorithm.preference_loss")]
 
 
 @pytest.mark.parametrize(
-    ("objective", "stream"),
+    ("objective", "columns"),
     [
-        (NllObjective(), None),
-        (POLICY, POLICY_STREAM),
-        (POLICY, PolicyStream(some(LEARNED), some(LEARNED), None, None)),
-        *((replace(POLICY, policy_loss=loss), POLICY_STREAM) for loss in POLICY_LOSSES),
+        (NllObjective(), {}),
+        (POLICY, POLICY_COLUMNS),
+        (POLICY, BARE_COLUMNS),
+        *((replace(POLICY, policy_loss=loss), POLICY_COLUMNS) for loss in POLICY_LOSSES),
         *(
             (
                 PreferenceObjective(loss, 0.1),
-                REFERENCE if needs_reference(loss) else None,
+                REFERENCE if needs_reference(loss) else {},
             )
             for loss in PREFERENCES
         ),
     ],
-    ids=lambda case: "" if case is None else type(case).__name__,
+    ids=lambda case: type(case).__name__,
 )
-def test_every_objective_of_a_policy(objective: Any, stream: Any) -> None:
+def test_every_objective_of_a_policy(objective: Any, columns: PackColumns) -> None:
     """KTO's is left out: it picks elements by their values, which fake tensors do not have."""
     policy = a_policy()
     with FakeTensorMode():
-        learn(on_card(policy), objective, stream)
+        learn(on_card(policy), objective, columns)
 
 
 @pytest.mark.parametrize(
-    ("objective", "stream"),
+    ("objective", "columns"),
     [
-        (ValueObjective(0.2), ValueStream(some(LEARNED), some(LEARNED))),
-        (ProcessObjective(), some(LEARNED)),
+        (ValueObjective(0.2), {VALUES: some(LEARNED), RETURNS: some(LEARNED)}),
+        (ProcessObjective(), {STEP_LABELS: some(LEARNED)}),
         *(
-            (RewardObjective(Choice(name=name), 0.01), some(PAIRS))
+            (RewardObjective(Choice(name=name), 0.01), {MARGIN: some(2 * PAIRS)})
             for name in ("log_sigmoid", "log_exp")
         ),
     ],
     ids=lambda case: type(case).__name__,
 )
-def test_every_objective_of_a_value_model(objective: Any, stream: Any) -> None:
+def test_every_objective_of_a_value_model(objective: Any, columns: PackColumns) -> None:
     values = a_value_model()
     with FakeTensorMode():
-        learn(on_card(values), objective, stream)
+        learn(on_card(values), objective, columns)
 
 
 @pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jsd"])
@@ -229,9 +243,9 @@ def test_a_student_and_its_teacher_whose_states_wait_on_the_host(divergence: str
     lm = language_model(AutoModelForCausalLM, "qwen2", SDPA, MODEL)
     with FakeTensorMode():
         teacher = Direct(on_card(TeacherModel(lm, LogitForm())))
-        (states,) = teacher_forward(teacher, [PACK], CARD)  # type: ignore[arg-type]
-        assert states.hidden_L_H.is_cpu
-        learn(on_card(policy), objective, states)
+        (columns,) = teacher_forward(teacher, [PACK], CARD)  # type: ignore[arg-type]
+        assert columns[TEACHER].hidden_L_H.is_cpu
+        learn(on_card(policy), objective, columns)
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -241,7 +255,7 @@ def test_an_adapter_learns_and_is_merged_where_it_lies(dora: bool) -> None:
     add_adapter(policy, config, "none", seed=0)
     with FakeTensorMode():
         on_card(policy)
-        learn(policy, NllObjective(), None)
+        learn(policy, NllObjective(), {})
         assert {plain_weight(policy, name).device for name in hf_state_names(policy)} == {CARD}
 
 
@@ -260,10 +274,9 @@ def test_averages_and_moments_lie_where_the_masters_do() -> None:
 
 def test_a_mistake_would_be_seen() -> None:
     """Where PyTorch let the devices mix, the tests above would say nothing."""
-    wrong = PolicyStream(some(LEARNED), some(LEARNED), None, None)
     policy = a_policy()
     with FakeTensorMode():
         on_card(policy)
-        micro_batch = PackToLearn(PACK, wrong, COUNTS, torch.device("cpu"))
+        micro_batch = PackToLearn(PACK, BARE_COLUMNS, COUNTS, torch.device("cpu"))
         with pytest.raises(RuntimeError, match="on the same device"):
             POLICY.loss(Direct(policy), micro_batch)  # type: ignore[arg-type]

@@ -23,7 +23,16 @@ from plimsoll.machine.host import thread_wait_settings
 from plimsoll.machine.nvidia import card_order, complete_uuids, live_cards
 from plimsoll.machine.processes import child_processes, read_host
 from plimsoll.model.adapters import WEIGHTS
-from plimsoll.records import ExtractCalls, Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
+from plimsoll.records import (
+    WEIGHT_VERSIONS,
+    ExtractCalls,
+    Floats,
+    Ints,
+    Prompt,
+    TokenIds,
+    Trajectory,
+    single_turn,
+)
 from plimsoll.run.output import matches_from_the_end
 from plimsoll.run.readings import CardReading, Reading
 from plimsoll.sampler.protocol import (
@@ -131,10 +140,10 @@ class VllmEngine:
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
-        versions = _label_tokens(completion, sampled.weight_versions)
+        versions = {WEIGHT_VERSIONS: _label_tokens(completion, sampled.weight_versions)}
         cached = output.num_cached_tokens or 0
         figures = {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
-        return replace(sampled, weight_versions=versions, figures=figures)
+        return replace(sampled, figures=figures).add_columns(versions)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the log-prob of every token but the first, one array per sequence."""
