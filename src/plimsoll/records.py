@@ -120,9 +120,9 @@ ADVANTAGES = Column("advantages", what="the advantages", in_policy_loss=True)
 """The advantages, for the policy loss."""
 RETURNS = Column("returns", what="the returns")
 """The targets of the value loss."""
-COLUMNS = [value for value in [*globals().values()] if isinstance(value, Column)]
-"""All columns above: those of trajectories, in files too."""
-SAMPLED = [column for column in COLUMNS if column.sampled]
+COLUMNS = {value.name: value for value in [*globals().values()] if isinstance(value, Column)}
+"""All columns above by their names: those of trajectories, in files too."""
+SAMPLED = [column for column in COLUMNS.values() if column.sampled]
 
 
 @dataclass(frozen=True, slots=True)

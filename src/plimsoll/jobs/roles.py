@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rl import REWARD_MODEL, scoring_key
-from plimsoll.records import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, TRAINER_LOGPROBS, VALUES
 from plimsoll.resolve.engine_rules import trainer_rules
 from plimsoll.resolve.roles import HeadKind, Role
 
@@ -16,12 +15,12 @@ CRITIC, REFERENCE, TEACHER = "critic", "reference", "teacher"
 def actor(settings: TrainedRole, head: HeadKind, *, scores: bool = False, begins: int = 0) -> Role:
     """Return the role that a job is there for: the model that learns, and is written at the end."""
     role = Role("actor", settings, head, "actor", trains="train_actor", sends=True)
-    return replace(role, column=TRAINER_LOGPROBS, scores=scores, begins=begins)
+    return replace(role, column="trainer_logprobs", scores=scores, begins=begins)
 
 
 def critic(settings: TrainedRole) -> Role:
     """Return the role that learns to predict what the tokens' rewards will add up to."""
-    role = Role(CRITIC, settings, "value", CRITIC, trains="train_critic", column=VALUES)
+    role = Role(CRITIC, settings, "value", CRITIC, trains="train_critic", column="values")
     return replace(role, group="critic")
 
 
@@ -36,7 +35,7 @@ def reference(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool 
     settings = given or FrozenRole(model=actor.model).with_engine(
         trainer_rules(actor).measuring(actor)
     )
-    role = Role(REFERENCE, settings, "policy", REFERENCE, column=REFERENCE_LOGPROBS)
+    role = Role(REFERENCE, settings, "policy", REFERENCE, column="reference_logprobs")
     role = replace(role, early=precompute)
     if given is not None:
         return role
@@ -46,7 +45,7 @@ def reference(given: FrozenRole | None, actor: TrainedRole, *, precompute: bool 
 
 def teacher(settings: FrozenRole, head: HeadKind) -> Role:
     """Return the role whose distributions the actor learns."""
-    column = TEACHER_LOGPROBS if head == "policy" else None
+    column = "teacher_logprobs" if head == "policy" else ""
     return Role(TEACHER, settings, head, TEACHER, column=column, teaches=True)
 
 

@@ -11,7 +11,6 @@ from typing import Literal
 
 from plimsoll.config.cluster import MAIN_RANKS, RankKind
 from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
-from plimsoll.records import Column
 
 RoleName = str
 """Name of a role: its kind (`reward`), or kind and instance (`reward.helpful`) of several."""
@@ -36,7 +35,7 @@ class Role:
             model. At most one role of a run does.
         group: the group of ranks that it is for; without ranks of this group, the main ones.
         scores: whether it does a forward pass without gradients in each step of the run.
-        column: the column that its forward pass computes; None for none.
+        column: the name of the column that its forward pass computes (records.py); "" for none.
         part: the part of the reward that it gives; "" for none.
         teaches: whether another role learns its distributions, so that both need the same tokens.
         given: whether the config has its section. A role without one is the sender as it began.
@@ -55,7 +54,7 @@ class Role:
     sends: bool = False
     group: RankKind = MAIN_RANKS
     scores: bool = True
-    column: Column | None = None
+    column: str = ""
     part: str = ""
     teaches: bool = False
     given: bool = True

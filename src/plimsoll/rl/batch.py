@@ -25,6 +25,7 @@ from plimsoll.config.cluster import MAIN_RANKS
 from plimsoll.config.rl import KlConfig, RlAlgorithm, RlConfig
 from plimsoll.records import (
     ADVANTAGES,
+    COLUMNS,
     REFERENCE_LOGPROBS,
     RETURNS,
     SAMPLED,
@@ -165,10 +166,10 @@ def score_batch(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> dict
         if role.head == "states":
             [mini] = batch.minis
             teach(name, cluster.shortages.split(spec.sender.name, mini.packs, unit=1), cluster)
-        elif role.column is not None and (spec.scores_before_learning or not role.sends):
+        elif role.column and (spec.scores_before_learning or not role.sends):
             task = Worker.values if role.head == "value" else Worker.log_probs
             minis = batch.minis if role.group == MAIN_RANKS else batch.critic_minis
-            columns[role.column] = score(minis, group_of(cluster, role), task, name)
+            columns[COLUMNS[role.column]] = score(minis, group_of(cluster, role), task, name)
     return columns
 
 

@@ -42,7 +42,7 @@ _TURNS = pa.list_(
 _BRANCH = {
     **{"prompt_tokens": pa.list_(pa.int32()), "response": pa.string()},
     **{"tokens": pa.list_(pa.int64()), "loss_mask": pa.list_(pa.bool_())},
-    **{column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS},
+    **{column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS.values()},
     "finish_reason": pa.string(),
 }
 """The types of what the file has of each branch; a column that a branch lacks is null."""

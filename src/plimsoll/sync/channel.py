@@ -201,7 +201,7 @@ class Board:
         _set_word(self._file, _BROKEN_OFF, 1)
 
 
-class Reading:
+class BoardReader:
     """A reader's view of a rank's `Board`; `number` counts the engines' processes from 1."""
 
     def __init__(self, board: str, number: int) -> None:
@@ -375,7 +375,7 @@ class HostInlet:
     def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
         self._device = device
         self.one_copy = device.type == "cpu"
-        reading = Reading(channel.board, number)
+        reading = BoardReader(channel.board, number)
         self.next, self.release = reading.next, reading.release
         self._pinned: dict[str, MappedFile] = {}
 
@@ -436,7 +436,7 @@ class CardInlet:
 
     def __init__(self, channel: Channel, number: int, device: torch.device) -> None:
         self._device = device
-        reading = Reading(channel.board, number)
+        reading = BoardReader(channel.board, number)
         self.next, self.release = reading.next, reading.release
         self._open: dict[Handle, Tensor] = {}
 

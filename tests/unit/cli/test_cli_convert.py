@@ -117,7 +117,7 @@ def test_plan_and_suggest_go_on_to_the_plan(capsys: Captured) -> None:
         ([], "plimsoll from-openrlhf"),
         (["gone.sh"], "gone.sh: "),
         (["runn.sh"], "run.sh?"),
-        (["run.sh", "--", "x"], "A script and a command"),
+        (["run.sh", "--", "x"], "one of them"),
         (["--", "python", "train.py"], "no program of OpenRLHF's"),
         (["--", "openrlhf.cli.train_stf"], "train_sft?"),
         (["run.sh", "--version", "0.5"], "--version '0.5'"),
@@ -231,7 +231,7 @@ def test_configs_from_trl_and_verl_pass_a_dry_run(
     ("words", "message"),
     [
         (["from-trl"], "`plimsoll from-trl -- trl sft --config sft.yaml`"),
-        (["from-trl", "sft.yaml"], "sft.yaml is no shell script"),
+        (["from-trl", "sft.yaml"], "sft.yaml is no script"),
         (["from-trl", "--", "accelerate", "launch", "mine.py"], "a script of your own"),
         (["from-verl", "--", "python", "x.py"], "no program of verl's"),
         (["from-verl", "--version", "0.9", "x.sh"], "arguments: --version"),
@@ -279,7 +279,7 @@ def test_a_plan_is_refused_for_a_machine_with_fewer_cards_than_the_command(
 ) -> None:
     assert main([f"from-{trainer}", option, "-o", "c.yaml", "--", *words.split()]) == 2
     printed = capsys.readouterr()
-    assert f"takes {cards} cards of each machine, and this" in printed.err
+    assert f"takes {cards} cards of each machine" in printed.err
     assert f"such as --cluster {cards}xA100-80GB." in printed.err
     assert printed.out == "" and not Path("c.yaml").exists()
     hardware = ["--cluster", f"{cards}xA100-80GB"]

@@ -152,7 +152,7 @@ def micro_batches() -> list[Pack]:
 
 def policy_columns(pack: Pack) -> PackColumns:
     numbers_L = np.linspace(-1.0, 1.0, len(pack.targets_L), dtype=np.float32)
-    return {column: numbers_L for column in COLUMNS if column.in_policy_loss}
+    return {column: numbers_L for column in COLUMNS.values() if column.in_policy_loss}
 
 
 OBJECTIVES: dict[str, tuple[Any, Any]] = {

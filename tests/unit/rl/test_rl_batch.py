@@ -190,7 +190,7 @@ def test_columns_lie_beside_the_tokens_that_they_belong_to(
     columns = {**scores, ADVANTAGES: [t.response_tokens.astype(np.float32) for t in found]}
     for p in packs_of(batch.minis):
         policy = cut(policy_columns(columns, kl_loss=True), p)
-        assert policy.keys() == {c for c in COLUMNS if c.in_policy_loss}
+        assert policy.keys() == {c for c in COLUMNS.values() if c.in_policy_loss}
         old, reference = policy[TRAINER_LOGPROBS], policy[REFERENCE_LOGPROBS]
         np.testing.assert_array_equal(policy[ADVANTAGES], p.targets_L)
         np.testing.assert_allclose(policy[SAMPLER_LOGPROBS], -p.targets_L / 1000, rtol=1e-6)

@@ -167,7 +167,7 @@ POLICY = PolicyObjective(
         entropy_bonus=0.01,
     ),
 )
-POLICY_COLUMNS = {column: some(LEARNED) for column in COLUMNS if column.in_policy_loss}
+POLICY_COLUMNS = {column: some(LEARNED) for column in COLUMNS.values() if column.in_policy_loss}
 BARE_COLUMNS = {ADVANTAGES: some(LEARNED), SAMPLER_LOGPROBS: some(LEARNED)}
 POLICY_LOSSES = [Choice(name=name) for name in built_in_names("plimsoll.algorithm.policy_loss")]
 
