@@ -2,6 +2,9 @@
 
 loss(inputs: PolicyLossInputs, *, options) -> TokenLoss
 loss(inputs: PolicyLossInputs, sampler_logprobs_L: Tensor, *, options) -> TokenLoss
+
+A loss gives a number for each token. `aggregate` (policy_objective.py) adds them up and divides by
+the counts of the optimizer step, as `algorithm.aggregation` says.
 """
 
 from __future__ import annotations

@@ -80,10 +80,12 @@ class RlAlgorithm(Settings):
     policy_loss: Choice = Choice(name="clip")
     """The policy loss: a function of algorithm/policy_loss.py, or a function of one's own."""
     aggregation: Literal["tokens", "sequences", "constant"] = "tokens"
-    """tokens: the mean of all action tokens of a step; sequences: the mean of the sequences' means;
-    constant: the sum, divided by aggregation_tokens times the number of sequences."""
+    """tokens: the mean of all learned tokens of an optimizer step; sequences: the mean of the
+    sequences' means; constant: the sum, divided by aggregation_tokens times the number of
+    sequences."""
     aggregation_tokens: PositiveInt | None = None
-    """The divisor of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
+    """The divisor of `aggregation: constant`; default: the most tokens that a response
+    may have."""
     correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})
     """Weights against the difference between sampler and trainer: a function of
     algorithm/correction.py, or one's own; null: none."""

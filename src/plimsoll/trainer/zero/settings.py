@@ -144,7 +144,7 @@ class Counts:
         frozen: Parameters without gradients; parameters in 4 bits do not count.
         largest: Elements of the largest trained tensor.
         element: Bytes of a weight.
-        moments: Bytes of both Adam moments.
+        moments: Bytes of both Adam moments of a parameter.
         quantized: Parameters in 4 bits.
         scales: Bytes of quantisation scales per parameter in 4 bits.
         small: Elements in tensors below the persistence threshold.
