@@ -70,7 +70,7 @@ def test_what_is_learned_is_the_difference_of_stored_log_probs(home: Path) -> No
     rows = trained(home, "mixed", "grpo", rewards=rewards, algorithm={"distill_weight": 0.25})
     assert {"reward", "teacher_divergence"} <= rows[0].keys()
     path = RunDirectory(home / "mixed").trajectories_path(1)
-    sampled = read_trajectories(path, [*COLUMNS.values()])
+    sampled = read_trajectories(path, COLUMNS.values())
     for own in sampled:
         group = [t.reward for t in sampled if t.group == own.group]
         spread = np.std(group, ddof=1)

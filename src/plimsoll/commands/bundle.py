@@ -126,7 +126,7 @@ def check_bundle(path: Path, *, trusted: bool) -> tuple[list[str], list[str]]:
             algorithm=validate(RlAlgorithm, Tree(values, {})),
             longest=_longest(tree),
             metrics={k: v for k, v in dict(metrics).items() if isinstance(v, int | float)},
-            episodes=read_trajectories(files["trajectories.parquet"], [*COLUMNS.values()]),
+            episodes=read_trajectories(files["trajectories.parquet"], COLUMNS.values()),
             greedy=getattr(read_draw(files["trajectories.parquet"]), "baselines", {}),
         )
         head = f"step {about['step']}, schema {SCHEMA}, written by plimsoll {about['plimsoll']}"
@@ -218,9 +218,8 @@ def _batch(step: _Step) -> tuple[Batch, BatchColumns]:
     branches = [branch for episode in episodes for branch in episode.branches]
     longest = max(len(t.prompt.tokens) + len(t.response_tokens) for t in branches)
     minis = lay_out(branches, [np.arange(len(branches))], 1, longest, beside=None)
-    return Batch(episodes, branches, minis, minis, (0, 0)), learned_columns(
-        branches, [*COLUMNS.values()]
-    )
+    batch = Batch(episodes, branches, minis, minis, (0, 0))
+    return batch, learned_columns(branches, COLUMNS.values())
 
 
 def _arrays(episodes: Sequence[Trajectory], column: Column) -> list[NDArray[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -228,7 +228,7 @@ def read_draw(path: Path) -> StepDraw | None:
     return replace(draw, baselines=baselines, unlearned=tuple(draw.unlearned))
 
 
-def read_trajectories(path: Path, columns: Sequence[Column] = SAMPLED) -> list[Trajectory]:
+def read_trajectories(path: Path, columns: Collection[Column] = SAMPLED) -> list[Trajectory]:
     """Return the trajectories of a file with those of these columns that it holds.
 
     Raises ConfigError if it lacks what every trajectory has, or is damaged.
@@ -247,7 +247,7 @@ def _explaining_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_trajectories(path: Path, columns: Sequence[Column]) -> list[Trajectory]:
+def _read_trajectories(path: Path, columns: Collection[Column]) -> list[Trajectory]:
     names = set(pq.read_schema(path).names)
     lacking = sorted(set(_WHOLE) - names)
     if lacking:
@@ -260,7 +260,7 @@ def _read_trajectories(path: Path, columns: Sequence[Column]) -> list[Trajectory
     return [_trajectory(row, columns) for row in read_bounded(path, [*read]).to_pylist()]
 
 
-def _trajectory(row: Mapping[str, Any], columns: Sequence[Column] = SAMPLED) -> Trajectory:
+def _trajectory(row: Mapping[str, Any], columns: Collection[Column] = SAMPLED) -> Trajectory:
     branch_row = {**row, "earlier": (), "parts": ()}
     return Trajectory(
         prompt=Prompt(

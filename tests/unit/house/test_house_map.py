@@ -40,7 +40,7 @@ def test_the_way_from_a_config_to_a_verdict() -> None:
     are the plan's."""
     way = (PROJECT / "notes" / "changing.md").read_text().partition("## From a config to a")[2]
     named = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", way)
-    assert len(named) == 9
+    assert len(named) == 10
     for name, file in named:
         assert re.search(rf"^(def|class) {name}\b", (SOURCE / file).read_text(), re.MULTILINE), name
     parameters = read_shape("Qwen/Qwen2.5-7B").parameters

@@ -125,7 +125,7 @@ def test_what_rewards_read_of_a_row_and_what_models_gave_comes_back(tmp_path: Pa
     branched = replace(whole, prompt=prompt, earlier=(first,))
     scored = branched.add_columns({VALUES: floats(1, 2), RETURNS: floats(4, 5)})
     write_trajectories(path, 1, [scored])
-    [read] = read_trajectories(path, [*COLUMNS.values()])
+    [read] = read_trajectories(path, COLUMNS.values())
     assert (read.prompt.messages, read.prompt.named, read.prompt.is_text) == (
         *(messages, {"answer": "7"}, True),
     )
