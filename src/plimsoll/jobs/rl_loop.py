@@ -32,6 +32,7 @@ from plimsoll.config.rl import KlConfig, RlConfig
 from plimsoll.jobs.rl import reward_models
 from plimsoll.jobs.roles import CRITIC, TEACHER
 from plimsoll.machine.faults import fault_point
+from plimsoll.process.threads import beside
 from plimsoll.records import RETURNS, VALUES, BatchColumns, Floats, Trajectory
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
 from plimsoll.reward.references import check_references
@@ -174,20 +175,28 @@ def learn(
 ) -> tuple[dict[str, float], float]:
     """Score a step's trajectories and train on them; return the metrics and next KL coefficient.
 
+    The trajectories are written to disk meanwhile, if the run keeps them, with all that a resumed
+    run needs to learn from them again: `rewards` are the running statistics of rewards. Until the
+    file is whole the journal holds what was sampled.
+
     If a gradient is not finite, its update is left out, and the trajectories are written down.
     Raises BadNumbers, before anything is trained, if another number is not finite.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     with session.phase("score", cluster):
-        batch, columns = prepare_batch(work, experience, rewards, state)
-    critic_metrics: dict[str, float] = {}
-    if VALUES in columns and RETURNS in columns:
-        with session.phase("train_critic", cluster):
-            critic_metrics = train_critic(batch, columns, spec, cluster, state)
-            returns_L, values_L = (np.concatenate(columns[c]) for c in (RETURNS, VALUES))
-            critic_metrics |= explained_variance(returns_L, values_L)
-    with session.phase("train_actor", cluster):
-        actor_metrics = train_actor(batch, columns, spec, cluster, state)
+        batch, columns = prepare_batch(work, experience, state)
+        computed = {c: entries for c, entries in columns.items() if not c.sampled}
+        scored = with_columns(experience.trajectories, batch, computed)
+    drawn = replace(experience, trajectories=scored)
+    with beside(partial(record_draw, work, drawn, rewards, state)):
+        critic_metrics: dict[str, float] = {}
+        if VALUES in columns and RETURNS in columns:
+            with session.phase("train_critic", cluster):
+                critic_metrics = train_critic(batch, columns, spec, cluster, state)
+                returns_L, values_L = (np.concatenate(columns[c]) for c in (RETURNS, VALUES))
+                critic_metrics |= explained_variance(returns_L, values_L)
+        with session.phase("train_actor", cluster):
+            actor_metrics = train_actor(batch, columns, spec, cluster, state)
     metrics = {
         **batch_metrics(batch, columns, state.kl_coefficient),
         **experience.metrics,
@@ -214,15 +223,9 @@ def leave_out(work: RlWork, experience: Experience, figures: Sequence[str], step
 
 
 def prepare_batch(
-    work: RlWork,
-    experience: Experience,
-    rewards: Mapping[str, Mapping[str, float]],
-    state: RunState,
+    work: RlWork, experience: Experience, state: RunState
 ) -> tuple[Batch, BatchColumns]:
     """Return a step's packed trajectories, and the columns of their learned tokens.
-
-    The trajectories are also written to disk if the run keeps them, with all that a resumed run
-    needs to learn from them again: `rewards` are the running statistics of rewards.
 
     Raises BadNumbers if one of the numbers is not finite.
     """
@@ -236,11 +239,7 @@ def prepare_batch(
     algorithm, baselines = spec.config.algorithm, experience.baselines
     estimated = estimate_advantages(batch, scores, algorithm, state.kl_coefficient, baselines)
     check_columns(batch, estimated)
-    columns = {**scores, **estimated}
-    computed = {c: entries for c, entries in columns.items() if not c.sampled}
-    scored = replace(experience, trajectories=with_columns(trajectories, batch, computed))
-    record_draw(work, scored, rewards, state)
-    return batch, columns
+    return batch, {**scores, **estimated}
 
 
 def record_draw(

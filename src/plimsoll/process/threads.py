@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import AbstractEventLoop, run_coroutine_threadsafe
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any, TypeVar, cast
@@ -43,6 +43,15 @@ async def in_thread(
 
 
 R = TypeVar("R")
+
+
+@contextmanager
+def beside(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function in a thread during the block; its end waits for it, and raises its error."""
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(function)
+        yield
+        future.result()
 
 
 def call_in_background(function: Callable[[], R]) -> Future[R]:

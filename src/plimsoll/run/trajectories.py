@@ -82,6 +82,8 @@ class StepDraw:
     rewards: Mapping[str, Mapping[str, float]]
 
 
+_ROWS_OF_A_GROUP = 512
+"""Responses of a row group, which a reader of a few need alone read."""
 _DRAW = b"plimsoll.draw"
 """The key of a `StepDraw`, as JSON, in the metadata of a Parquet file."""
 
@@ -104,7 +106,7 @@ def write_trajectories(
     if draw is not None:
         table = table.replace_schema_metadata({_DRAW: json.dumps(asdict(draw))})
     with whole_file(path) as partial:
-        pq.write_table(table, partial, compression="zstd")
+        pq.write_table(table, partial, compression="zstd", row_group_size=_ROWS_OF_A_GROUP)
 
 
 def _table(step: int, ts: Sequence[Trajectory]) -> pa.Table:
