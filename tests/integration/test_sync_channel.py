@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from threading import Event, Thread
 from typing import Any
@@ -301,3 +303,41 @@ def test_a_group_is_joined_by_all_or_not_at_all() -> None:
     pieces = split_bytes(bucket.tensors, inlet.open(bucket.handle, bucket.bytes))
     assert all(torch.equal(pieces[name], tensor) for name, tensor in tensors_of(1).items())
     assert sending.result(60) == bucket
+
+
+def test_a_channel_that_is_opened_anew_is_another_one() -> None:
+    """Its board may have the number of a file that the last one had."""
+    first = open_outlet(Channel("ipc", LARGEST, readers=1), CPU).channel
+    again = open_outlet(Channel("ipc", LARGEST, readers=1), CPU).channel
+    assert replace(again, opened=first.opened) == replace(first, board=again.board)
+    assert again != first
+
+
+def test_engines_on_other_nodes_are_freed_from_waiting_for_one_that_died() -> None:
+    """The sender's own broadcast fails, as gloo sees the death; the other engine waits."""
+    outlet = open_outlet(Channel("host", LARGEST, readers=2, near=False), CPU)
+    dying = get_context("spawn").Process(target=read_one, args=(outlet.channel,))
+    dying.start()
+    reading = run_in_thread(partial(read_all, outlet.channel))
+    with pytest.raises((WeightSyncError, RuntimeError)):
+        for number in range(10_000):
+            ship_bucket(tensors_of(number), outlet)
+    outlet.break_off()
+    with pytest.raises(WeightSyncError, match="an engine has died"):
+        reading.result(60)
+    with pytest.raises(WeightSyncError):
+        ship_bucket(tensors_of(0), outlet)
+    dying.join(60)
+
+
+def read_one(channel: Channel) -> None:
+    inlet = open_inlet(channel, 1, CPU)
+    inlet.open(rebuild_bucket(inlet.next()).handle, 64)
+    os._exit(1)
+
+
+def read_all(channel: Channel) -> None:
+    inlet = open_inlet(channel, 2, CPU)
+    while True:
+        bucket = rebuild_bucket(inlet.next())
+        inlet.open(bucket.handle, bucket.bytes)

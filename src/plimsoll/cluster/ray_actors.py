@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from plimsoll.cluster.heartbeats import Pulse, read_pulse, takes_whole_model
+from plimsoll.errors import WeightSyncError
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.faults import fault_point, name_process
 from plimsoll.machine.host import free_port, network_interface
@@ -105,9 +106,18 @@ class RankActor:
         return self._worker.do(method, *arguments)
 
     def call_each(self, method: str, each: Sequence[tuple[object, ...]]) -> None:
-        """Call a method of the worker with one set of arguments after the other."""
+        """Call a method of the worker with one set of arguments after the other.
+
+        The error of a transfer is raised at the end: other ranks are in the same collectives.
+        """
+        errors = list[WeightSyncError | RuntimeError]()
         for arguments in each:
-            self.call(method, *arguments)
+            try:
+                self.call(method, *arguments)
+            except (WeightSyncError, RuntimeError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def look(self, pids: Sequence[int]) -> NodeState:
         """Return the memory state of this node; `pids` are the run's processes here."""

@@ -68,7 +68,7 @@ class ActorRoute:
         """
         try:
             return self._transfer(bucket_bytes, version, rehearsal)
-        except EngineDied:
+        except (EngineDied, WeightSyncError):
             self._cluster.all_beside(Worker.break_off)
             raise
 
@@ -78,12 +78,12 @@ class ActorRoute:
         if samples_beside:
             cluster.engines_do(RolloutEngine.pause)
         only_trained = not (self._all or self._rollout.engine.forgets_weights)
-        plan = self._plan(bucket_bytes, only_trained, None)
-        channels = self._open(plan)
-        scaled = UNSCALED
-        if rehearsal is not None:
+        plan, scaled = self._plan(bucket_bytes, only_trained, None), UNSCALED
+        largest = plan.largest
+        if rehearsal is not None:  # its layers may fill a bucket better
             plan = self._plan(bucket_bytes, only_trained, rehearsal.layers)
             scaled = rehearsal.scaled
+        channels = self._open(max(largest, plan.largest))
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channels)
         each = [(self.role, names, published, scaled) for names in plan.buckets]
         cluster.stream(Worker.weight_bucket, each, RolloutEngine.receive)
@@ -113,12 +113,12 @@ class ActorRoute:
             self._plans[asked] = self._cluster.first(Worker.weight_plan, self.role, *asked)
         return self._plans[asked]
 
-    def _open(self, plan: WeightPlan) -> tuple[Channel, ...]:
-        """Return the way of each rank that sends; the first transfer opens them."""
-        if not self._channels:
+    def _open(self, largest: int) -> tuple[Channel, ...]:
+        """Return the way of each rank that sends, for buckets of up to so many bytes."""
+        if not self._channels or self._channels[0].largest < largest:
             near, by_card = self._cluster.engines_near, self.name == "ipc"
             cards = self._cluster.engines_do(RolloutEngine.cards) if by_card else ()
-            arguments = self.name, plan.largest, near, self._rollout.all_parts, [*chain(*cards)]
+            arguments = self.name, largest, near, self._rollout.all_parts, [*chain(*cards)]
             self._channels = (*filter(None, self._cluster.all(Worker.open_channel, *arguments)),)
             if not self._channels:
                 raise WeightSyncError("no training rank is on a card that an engine uses")

@@ -32,12 +32,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -49,6 +51,7 @@ from plimsoll.config.rollout import DecidedRoute
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import own_address
 from plimsoll.machine.local_host import expands, user_settings, with_segments
+from plimsoll.process.threads import call_in_background
 
 Handle = tuple[Any, ...]
 """What an outlet ships: the plain values by which an inlet finds a bucket's bytes."""
@@ -87,6 +90,7 @@ class Channel:
         readers: the processes of engines that read from the rank.
         card: the rank's card, whose processes read from it; only of `ipc`.
         near: whether all readers are on the rank's node.
+        opened: a name that no other opening of a channel has.
         board: the path of the rank's board; "" for a group.
         address: the address of the group's store.
         port: the port of the group's store.
@@ -97,6 +101,7 @@ class Channel:
     readers: int = 0
     card: str = ""
     near: bool = True
+    opened: str = ""
     board: str = ""
     address: str = "127.0.0.1"
     port: int = 0
@@ -108,9 +113,9 @@ class Outlet(Protocol):
     channel: Channel
 
     def room(self, size: int) -> Tensor:
-        """Return a buffer of so many bytes (uint8) for the next bucket.
+        """Return a buffer of so many bytes (uint8), at most `largest`, for the next bucket.
 
-        Wait until engines have read the last bucket but one.
+        Wait until engines have read the last bucket but one, however long that takes.
 
         Raises:
             WeightSyncError: the transfer was broken off meanwhile.
@@ -120,7 +125,11 @@ class Outlet(Protocol):
         """Send the bucket that was packed into the last `room`; return its handle."""
 
     def post(self, values: Handle) -> None:
-        """Tell the readers of the shipped bucket, by plain values."""
+        """Tell the readers of the shipped bucket, by plain values.
+
+        Raises:
+            WeightSyncError: as `room`; or there are too many values.
+        """
 
     def close(self) -> None:
         """Give card memory back. Engines must have closed their inlets; `room` opens it again."""
@@ -205,6 +214,7 @@ class BoardReader:
     """A reader's view of a rank's `Board`; `number` counts the engines' processes from 1."""
 
     def __init__(self, board: str, number: int) -> None:
+        assert number < _MOST_READERS
         self._file = os.open(board, os.O_RDWR)
         weakref.finalize(self, os.close, self._file)
         self._note = _NOTES + number * _WORD
@@ -245,7 +255,7 @@ def _await(board: int, is_so: Callable[[], bool]) -> None:
 
 
 class SharedFile:
-    """Memory of this process that others of its node can map; it ends with this process."""
+    """Memory of this process that others of its node can map, until this object is gone."""
 
     def __init__(self, size: int) -> None:
         descriptor = os.memfd_create("weights")
@@ -329,21 +339,16 @@ class HostOutlet:
     """
 
     def __init__(self, device: torch.device, channel: Channel) -> None:
-        self._device, self._largest = device, channel.largest
+        self._device = device
         self._board = Board(channel.readers)
         self.channel = replace(channel, board=self._board.path)
         self.post, self.break_off = self._board.post, self._board.break_off
-        self._files = _InTurn(self._make_file)
+        self._files = _InTurn(partial(_host_file, channel.largest, device))
         self._packed = _NOTHING
-
-    def _make_file(self) -> SharedFile:
-        file = SharedFile(self._largest)
-        if self._device.type == "cuda":
-            pin(file)
-        return file
 
     def room(self, size: int) -> Tensor:
         """Return the next buffer in shared memory, or one on the card."""
+        assert size <= self.channel.largest
         self._board.wait_for_readers()
         self._file = self._files.next()
         if self._device.type == "cpu":
@@ -367,6 +372,14 @@ class HostOutlet:
 
     def drop(self) -> None:
         """Do nothing: the memory goes with this object."""
+
+
+def _host_file(size: int, device: torch.device) -> SharedFile:
+    """Return shared memory, pinned if weights are copied to it from a card."""
+    file = SharedFile(size)
+    if device.type == "cuda":
+        pin(file)
+    return file
 
 
 class HostInlet:
@@ -406,6 +419,7 @@ class CardOutlet:
 
     def room(self, size: int) -> Tensor:
         """Return the next buffer on the card."""
+        assert size <= self.channel.largest
         self._board.wait_for_readers()
         buffer = self._buffers.next()
         self._handle = buffer.handle
@@ -496,15 +510,17 @@ class GroupOutlet:
         self.channel = replace(channel, port=store.port)
         self._bell = find_store(channel.address, store.port)
         # Engines hear of the group only when this returns.
-        members = channel.readers + 1
-        self._group = ThreadPoolExecutor(1).submit(_join, store, 0, members, over)
+        self._group = call_in_background(lambda: _join(self.channel, 0, over, store))
         self._sent: list[tuple[Tensor, Any]] = []
         self._packed = _NOTHING
 
     def room(self, size: int) -> Tensor:
         """Return a new buffer, once the last broadcast but one has ended."""
-        if len(self._sent) == 2:
-            self._sent.pop(0)[1].wait()
+        self._packed = _NOTHING  # goes before the next is made
+        sent = self._sent
+        if len(sent) == 2:
+            with _given_up_by(self._bell):
+                sent.pop(0)[1].wait()
         self._packed = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._packed
 
@@ -516,15 +532,17 @@ class GroupOutlet:
         """Broadcast the values, and begin to broadcast the bytes."""
         group = self._group.result()
         text = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
-        for part in (torch.tensor([len(text)]), text):
-            group.broadcast(part.to(self._over), 0).wait()
-        packed = self._packed.to(self._over)
-        self._sent.append((packed, group.broadcast(packed, 0)))
+        with _given_up_by(self._bell):
+            for part in (torch.tensor([len(text)]), text):
+                group.broadcast(part.to(self._over), 0).wait()
+            packed = self._packed.to(self._over)
+            self._sent.append((packed, group.broadcast(packed, 0)))
 
     def close(self) -> None:
         """Wait for all broadcasts, and drop their buffers."""
-        for _, work in self._sent:
-            work.wait()
+        with _given_up_by(self._bell):
+            for _, work in self._sent:
+                work.wait()
         self._sent.clear()
         self._packed = _NOTHING
 
@@ -532,13 +550,15 @@ class GroupOutlet:
         """Free all members: those that wait for others to join, and those in a broadcast."""
         for key in (_OVER, _COMPLETE):
             self._bell.set(key, "")
-        if self._group.done() and self._group.exception() is None:
-            self._group.result().abort()
+        # Gloo frees the others only when the group is gone; whoever sends has it until it fails.
+        group, self._group, self._sent = self._group, Future(), []
+        self._group.set_exception(WeightSyncError(_GIVEN_UP))
+        if group.done() and group.exception() is None:
+            group.result().abort()
 
     def drop(self) -> None:
         """Free all members, and forget the buffers."""
         self.break_off()
-        self._sent.clear()
         self._packed = _NOTHING
 
 
@@ -556,14 +576,13 @@ class GroupInlet:
         self, channel: Channel, number: int, device: torch.device, over: torch.device
     ) -> None:
         self._device, self._over = device, over
-        store = find_store(channel.address, channel.port)
-        self._group = _join(store, number, channel.readers + 1, over)
-        bell = find_store(channel.address, channel.port)  # each thread that waits needs its own
-        Thread(target=_abort_when_over, args=(bell, self._group), daemon=True).start()
+        self._bell = find_store(channel.address, channel.port)
+        self._group = _join(channel, number, over, find_store(channel.address, channel.port))
 
     def _take(self, size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         data = torch.empty(size, dtype=dtype, device=self._over)
-        self._group.broadcast(data, 0).wait()
+        with _given_up_by(self._bell):
+            self._group.broadcast(data, 0).wait()
         return data
 
     def next(self) -> Handle:
@@ -588,14 +607,31 @@ def _abort_when_over(bell: Store, group: Any) -> None:
     The thread asks again and again: a thread that waits inside PyTorch when Python ends would end
     the process with SIGABRT.
     """
-    with suppress(dist.DistError):
-        while not bell.check([_OVER]):
-            time.sleep(_LISTENING.total_seconds())
-    group.abort()
+    try:
+        with suppress(dist.DistError):
+            while not bell.check([_OVER]):
+                time.sleep(_LISTENING.total_seconds())
+    finally:
+        group.abort()
 
 
-def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
-    """Return the process group of a channel, once all members have joined and heard the first.
+@contextmanager
+def _given_up_by(bell: Store) -> Iterator[None]:
+    """Raise WeightSyncError for an error of a group in the block, if the sender has broken off."""
+    try:
+        yield
+    except RuntimeError as error:  # as PyTorch raises what ends a collective
+        try:
+            is_over = bell.check([_OVER])
+        except dist.DistError:  # the sender is gone
+            is_over = True
+        if is_over:
+            raise WeightSyncError(_GIVEN_UP) from error
+        raise
+
+
+def _join(channel: Channel, number: int, device: torch.device, store: Store) -> Any:
+    """Return the process group of a channel, once all members have joined.
 
     It is apart from the process's default group, which other processes form. NCCL cannot be stopped
     while it waits for a member, so members wait for one another in the store before.
@@ -603,6 +639,7 @@ def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
     Raises:
         WeightSyncError: the sender has broken off meanwhile.
     """
+    members = channel.readers + 1
     if store.add(_ARRIVED, 1) == members:
         store.set(_COMPLETE, "")
     store.wait([_COMPLETE])
@@ -616,7 +653,12 @@ def _join(store: Store, number: int, members: int, device: torch.device) -> Any:
             group: Any = dist.ProcessGroupNCCL(store, number, members, options)
     else:
         group = dist.ProcessGroupGloo(store, number, members, PATIENCE)
-    group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
+    # Each thread that asks a store needs its own connection. Whoever breaks off from here on is
+    # heard, also while members still wait for the first broadcast.
+    bell = find_store(channel.address, channel.port)
+    Thread(target=_abort_when_over, args=(bell, group), daemon=True).start()
+    with _given_up_by(find_store(channel.address, channel.port)):
+        group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
 
 
@@ -632,12 +674,13 @@ def _errors_end_only_groups() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop(_HANDLING)
+        os.environ.pop(_HANDLING, None)
         os.environ |= {} if before is None else {_HANDLING: before}
 
 
 def open_outlet(channel: Channel, device: torch.device) -> Outlet:
     """Return the sending end of a channel, with the board or the port that it opened."""
+    channel = replace(channel, opened=uuid4().hex)
     if channel.route == "ipc":
         return CardOutlet(device, channel)
     if channel.route == "host" and channel.near:

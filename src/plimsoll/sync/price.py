@@ -21,13 +21,11 @@ class Sending:
         route: How they go; None if an adapter goes alone, as files.
         bucket: Bytes of the largest bucket, or of the adapter.
         two: Bytes of two buckets, or of all weights if that is less.
-        near: Whether every engine is on the first rank's node.
     """
 
     route: DecidedRoute | None
     bucket: int
     two: int
-    near: bool = True
 
 
 def sent_buckets(sending: Sending, device: Device) -> Iterator[Tensors]:

@@ -65,17 +65,12 @@ class PlannedJob:
         actor, shape, engines = self.spec.actor, self.policy, self.spec.engines
         if engines is None:
             return None
-        placed = {kind: self._nodes_of(kind) for kind in ("rank", "engine")}
-        near = placed["engine"] <= {min(placed["rank"], default=0)}
         if actor.adapter and self.spec.sends_adapter_alone:
             size = adapter_parameters(shape, actor.adapter) * actor.model.element
-            return Sending(None, size, size, near)
+            return Sending(None, size, size)
         every = _sent_bytes(engines, actor, shape)
         bucket = _bucket_bytes(engines, actor, shape)
-        return Sending(engines.sync.decided_route, bucket, min(2 * bucket, every), near)
-
-    def _nodes_of(self, kind: str) -> set[int]:
-        return {process.slot.node for process in self.layout.processes if process.kind == kind}
+        return Sending(engines.sync.decided_route, bucket, min(2 * bucket, every))
 
     @cached_property
     def policy(self) -> ModelShape:
@@ -222,11 +217,9 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
         if (waiting := waiting_item(sampler.rollout, sequences, longest)) is not None:
             yield Allocation(waiting, job.computing)
     sending = job.sending if process.kind == "ray" else None
-    if sending is not None and (sending.route is None or not sending.near):
-        words = "the largest bucket, and the next one"
-        if sending.route in (None, "host"):
-            name = "buckets in the object store"
-            yield from receiving_items(name, sending.two, job.moments, words)
+    if sending is not None and sending.route is None:
+        name, words = "buckets in the object store", "the largest bucket, and the next one"
+        yield from receiving_items(name, sending.two, job.moments, words)
 
 
 _TEMPLATES = Item(

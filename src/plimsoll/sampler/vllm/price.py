@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.problems import Problem
@@ -89,14 +88,9 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     """
     sampler, moments = vllm_sampler(process.sampler), process.moments
     whole, sending = process.device == "cpu" and sampler.vllm.parts == 1, process.sending
-    if process.kind == "engine" and sending is not None:
-        # An engine's front keeps an adapter, or buckets from afar, in shared memory.
-        if sending.route is None:
-            yield from receiving_items("file in shared memory", sending.bucket, moments)
-        elif sending.route == "host" and not sending.near:
-            words = "the largest bucket, and the next one"
-            [kept] = receiving_items("buckets in shared memory", sending.two, moments, words)
-            yield replace(kept, moments=frozenset(m for m in moments if m.phase != "load"))
+    if process.kind == "engine" and sending is not None and sending.route is None:
+        # An engine's front keeps an adapter in shared memory.
+        yield from receiving_items("file in shared memory", sending.bucket, moments)
     if process.kind != "engine worker" and not whole:
         return
     sampler = sampler.stages[sampler.vllm.stage_of(process.part)]
