@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from plimsoll.sync.buckets import WeightBucket, rebuild_bucket, ship_bucket, split_bytes
-from plimsoll.sync.channel import Board, Channel, Handle, SharedFile, map_file
+from plimsoll.sync.channel import Board, Channel, Handle, SharedFile
 from plimsoll.trainer.weights import WeightPlan
 from plimsoll.trainer.worker import Worker
 
@@ -47,9 +48,9 @@ def bucket_of(tensors: Mapping[str, Tensor]) -> WeightBucket:
 
 
 def bytes_of(bucket: WeightBucket) -> Tensor:
-    """The bytes of a bucket in host memory."""
+    """The bytes of a bucket in host memory, which may go to other processes."""
     [path] = bucket.handle
-    return map_file(path, bucket.bytes)
+    return torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=(bucket.bytes,)))
 
 
 def tensors_in(bucket: WeightBucket) -> dict[str, Tensor]:
