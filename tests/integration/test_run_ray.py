@@ -76,7 +76,9 @@ def ppo(home: Path) -> Outcome:
     while command.process.poll() is None:
         for process in command.processes():
             with suppress(psutil.Error):
-                places |= {(title(process), address) for address, _ in listening([process])}
+                found = listening([process])
+                if name := title(process):  # else it has just ended
+                    places |= {(name, address) for address, _ in found}
         time.sleep(1)
     (home / "places.json").write_text(json.dumps([*places]))
     outcome = command.finish()
