@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import append_whole, whole_file, write_whole
+from plimsoll.run.files import append_whole, write_whole
 from plimsoll.run.numbers import strict_json
 
 JsonRow = Mapping[str, Any]
@@ -49,35 +50,37 @@ def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises ConfigError if another line is no JSON object with a `step`.
     """
-    return (row for _, row in _lines(path))
-
-
-def keep_rows_until(path: Path, step: int) -> None:
-    """Remove the rows of steps after `step`, and a cut last line, from a file if it exists."""
-    if path.exists():
-        with whole_file(path) as partial, partial.open("wb") as kept:
-            kept.writelines(line for line, row in _lines(path) if row["step"] <= step)
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield (line, row) for each line that is complete."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):  # else torn
-                yield line, _parse(path, number, line)
+                yield _parse(path, f"line {number}", line)
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def keep_rows_until(path: Path, step: int) -> None:
+    """Remove the rows of steps after `step`, and a cut last line, from a file if it exists.
+
+    Rows are in the order of their steps, so only what is removed is read, from the end.
+    """
+    if path.exists() and path.stat().st_size:
+        with path.open("r+b") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as text:
+            end = text.rfind(b"\n") + 1
+            while end:
+                begin = text.rfind(b"\n", 0, end - 1) + 1
+                if _parse(path, f"byte {begin + 1:,}", text[begin:end])["step"] <= step:
+                    break
+                end = begin
+            file.truncate(end)
+
+
+def _parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
     try:
         row = parse_json(line)
     except ValueError as error:
-        raise _broken(path, number, f"no JSON: {error}") from error
+        raise _broken(path, where, f"no JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise _broken(path, number, "no object with a whole number as `step`")
+        raise _broken(path, where, "no object with a whole number as `step`")
     return row
 
 
-def _broken(path: Path, number: int, why: str) -> ConfigError:
-    return ConfigError(
-        f"{path}, line {number}: {why}. Remove the line, or start a new run.directory."
-    )
+def _broken(path: Path, where: str, why: str) -> ConfigError:
+    return ConfigError(f"{path}, {where}: {why}. Remove the line, or start a new run.directory.")

@@ -75,6 +75,20 @@ def test_rows_after_the_step_are_dropped(tmp_path: Path) -> None:
     assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
 
 
+def test_only_rows_that_are_dropped_are_read(tmp_path: Path) -> None:
+    """A ledger may have millions of rows."""
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{broken\n{"step": 1}\n{"step": 2}\n{"step": 2}\n{"st')
+    keep_rows_until(path, 1)
+    assert path.read_text() == '{broken\n{"step": 1}\n'
+    keep_rows_until(path, 1)
+    with pytest.raises(PlimsollError, match=r"ledger\.jsonl, byte 1: no JSON"):
+        keep_rows_until(path, 0)
+    path.write_text("")
+    keep_rows_until(path, 0)
+    assert path.read_text() == ""
+
+
 @pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}', ""])
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
