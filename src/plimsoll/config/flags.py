@@ -260,7 +260,8 @@ class _Editor:
         if within.flow_style or not isinstance(wanted, Mapping) or not wanted:
             space = " " * (self.text[start - 1] == ":")
             line = "\n" * self.text[start:end].endswith("\n")  # the value is a block of text
-            yield start, end, f"{space}{write_value(wanted)}{line}"
+            # Quoted as in a list, since a comma may stand for an end here, too.
+            yield start, end, f"{space}{write_value([wanted])[1:-1]}{line}"
             return
         yield len(self.text[:start].rstrip(" ")), end, ""
         yield self._insert_below(end, key.start_mark.column + 2, wanted)

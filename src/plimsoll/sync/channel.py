@@ -506,11 +506,11 @@ class GroupOutlet:
 
     def __init__(self, device: torch.device, over: torch.device, channel: Channel) -> None:
         self._device, self._over = device, over
-        store = serve_store(channel.address)
-        self.channel = replace(channel, port=store.port)
-        self._bell = find_store(channel.address, store.port)
+        self._store = serve_store(channel.address)  # for as long as this is there
+        self.channel = replace(channel, port=self._store.port)
+        self._bell = find_store(channel.address, self._store.port)
         # Engines hear of the group only when this returns.
-        self._group = call_in_background(lambda: _join(self.channel, 0, over, store))
+        self._group = call_in_background(partial(_join, self.channel, 0, over, self._store))
         self._sent: list[tuple[Tensor, Any]] = []
         self._packed = _NOTHING
 

@@ -112,6 +112,12 @@ def test_a_layout_that_cannot_be_edited_is_refused_with_the_flags_that_do_it() -
         edited(f"a:\n  {text.replace(chr(10), chr(10) + '  ').strip()}", {"a.first": ("d",)})
 
 
+@pytest.mark.parametrize("value", ["0,", "a, b", "]", "a: b"])
+def test_a_text_within_brackets_is_quoted_as_they_need(value: str) -> None:
+    text = edited("a: {b: null}\n", {"a.b": value})
+    assert read_tree(text, "x").values == {"a": {"b": value}}
+
+
 NAMES = st.sampled_from(["a", "b", "c", "d", "on", "1"])
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5), st.floats(allow_nan=False, allow_infinity=False),
