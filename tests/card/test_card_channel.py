@@ -97,7 +97,7 @@ def test_memory_comes_back_from_an_engine_that_died(has_opened: bool) -> None:
 
 def test_an_engine_does_not_wait_for_the_copy_of_host_memory() -> None:
     """The sender fills its buffer anew only when the engine has waited, at a bucket's end."""
-    outlet = open_outlet(Channel("host", BUCKET, readers=1), CARD)
+    outlet = open_outlet(Channel("host", BUCKET), CARD)
     channel = outlet.channel
     inlet = open_inlet(channel, 1, CARD)
     for number in range(3):

@@ -126,8 +126,8 @@ def test_a_column_of_the_loss_that_stays_on_the_host_is_refused(tmp_path: Path) 
     packs = micro_batches()
     streams = [stream(pack) for pack in packs]
     engine.learn(packs, objective, streams, CARD)
-    right = 'advantages_L=sent["advantages_L"],'
-    faulty = with_fault(objectives, right, 'advantages_L=sent["advantages_L"].cpu(),')
+    right = "advantages_L=sent[ADVANTAGES],"
+    faulty = with_fault(objectives, right, "advantages_L=sent[ADVANTAGES].cpu(),")
     given = {field.name: getattr(objective, field.name) for field in fields(objective)}
     with pytest.raises(FunctionFailed, match="on the same device"):
         engine.learn(packs, faulty.PolicyObjective(**given), streams, CARD)
