@@ -51,9 +51,18 @@ def clip(
     the share of tokens whose clip is active, so that no gradient flows, and those of
     `ratio_metrics`.
     """
-    advantages_L = inputs.advantages_L
     logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
-    ratio_L = ratios(logratio_L)
+    return _clipped(inputs, logratio_L, clip_low, clip_high, dual_clip)
+
+
+def _clipped(
+    inputs: PolicyLossInputs,
+    logratio_L: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    advantages_L, ratio_L = inputs.advantages_L, ratios(logratio_L)
     unclipped_L = ratio_L * advantages_L
     clipped_L = ratio_L.clamp(1 - clip_low, 1 + clip_high) * advantages_L
     objective_L = torch.minimum(unclipped_L, clipped_L)
@@ -104,12 +113,7 @@ def gspo(
     """
     mean_S = means(inputs.logprobs_L - inputs.old_logprobs_L, inputs.cu_loss_tokens)
     logratio_L = mean_S[sequence_of_token(inputs.cu_loss_tokens, len(inputs.logprobs_L))]
-    ratio_L = ratios(logratio_L)
-    unclipped_L = ratio_L * inputs.advantages_L
-    clipped_L = ratio_L.clamp(1 - clip_low, 1 + clip_high) * inputs.advantages_L
-    objective_L = torch.minimum(unclipped_L, clipped_L)
-    clipped = {"clip_fraction": (objective_L != unclipped_L).float()}
-    return TokenLoss(-objective_L, clipped | ratio_metrics(inputs, logratio_L))
+    return _clipped(inputs, logratio_L, clip_low, clip_high)
 
 
 def sapo(

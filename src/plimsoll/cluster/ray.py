@@ -481,8 +481,10 @@ class RayCluster(RankGroup):
                     ready, _ = ray.wait(
                         [*pending], num_returns=len(pending), timeout=0, fetch_local=False
                     )
-                    ended = {reference: pending.pop(reference) for reference in ready}
-                    yield from self._results(ended, keep).items()
+                    results = self._results({one: pending[one] for one in ready}, keep)
+                    for one in ready:  # until here, the errors of all are taken below
+                        del pending[one]
+                    yield from results.items()
             finally:
                 # The results in `keep` are large, and would be fetched with their errors.
                 take_errors(reference for reference in pending if reference not in keep)

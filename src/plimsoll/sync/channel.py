@@ -657,7 +657,7 @@ def _join(channel: Channel, number: int, device: torch.device, store: Store) -> 
     # heard, also while members still wait for the first broadcast.
     bell = find_store(channel.address, channel.port)
     Thread(target=_abort_when_over, args=(bell, group), daemon=True).start()
-    with _given_up_by(find_store(channel.address, channel.port)):
+    with _given_up_by(store):
         group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group
 
