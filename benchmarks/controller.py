@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ from plimsoll.rl.batch import (
 from plimsoll.run.trajectories import to_bytes, write_trajectories
 from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sync.channel import Channel
-from plimsoll.trainer.weights import WeightPlan
+from plimsoll.trainer.weights import PlannedBucket, WeightPlan
 
 Job = Callable[[], object]
 """What is measured; its preparation is not."""
@@ -356,12 +357,13 @@ def send_weights(members: int, stack: ExitStack) -> Job:
     """Return a sync of a 70B model's 723 tensors to half as many engines as there are ranks."""
     names = tuple(f"model.layers.{i // 9}.part_{i % 9}.weight" for i in range(723))
     count = 70 * 2 * 10**9 // 2**28
-    buckets = tuple(names[i * 723 // count : (i + 1) * 723 // count] for i in range(count))
+    edges = [i * 723 // count for i in range(count + 1)]
+    buckets = tuple(PlannedBucket(names[a:b]) for a, b in pairwise(edges))
     engines = members // 9
     plan = WeightPlan(names, buckets, (2**28,) * count)
     cluster = stack.enter_context(closing(SimulatedCluster(members - engines, engines, plan)))
     rollout = RolloutConfig.model_validate({"transformers": {}, "sync": {"route": "host"}})
-    route = ActorRoute(cluster, "actor", 4096, False, rollout)
+    route = ActorRoute(cluster, "actor", 4096, rollout)
     return lambda: route.transfer(2**28, 1)
 
 

@@ -60,7 +60,7 @@ def _time(options: argparse.Namespace, model: str) -> tuple[list[float], int]:
     cluster = start_cluster(settings, specs)
     try:
         cluster.all(Worker.load_model, "actor", role, 1.0)
-        route = ActorRoute(cluster, "actor", 256, True, specs[0].rollout)
+        route = ActorRoute(cluster, "actor", 256, specs[0].rollout)
         seconds = []
         for version in range(options.syncs + 1):
             begun = time.monotonic()
@@ -77,7 +77,7 @@ def _options() -> argparse.Namespace:
     add("--syncs", type=int, default=12)
     add("--engines", type=int, default=1)
     add("--ranks", type=int, default=1)
-    add("--bucket", type=int, default=SyncConfig().bucket_bytes, help="bytes of a bucket")
+    add("--bucket", type=int, default=2**28, help="bytes of a bucket")
     add("--stage", type=int, default=0, help="of ZeRO")
     return parser.parse_args()
 

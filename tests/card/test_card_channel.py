@@ -56,7 +56,7 @@ def test_ranks_without_an_engine_on_their_card_keep_nothing_of_a_sync(
     cluster = RayCluster(ClusterConfig(ranks=2, device="cuda"), [spec], threads=1, device="cuda")
     try:
         cluster.all(Worker.load_model, "actor", role_of(model, 3, "q_proj"), 1.0)
-        route = ActorRoute(cluster, "actor", 256, False, rollout)
+        route = ActorRoute(cluster, "actor", 256, rollout)
         held = []
         for version in range(3):
             assert route.transfer(BUCKET, version) > BUCKET

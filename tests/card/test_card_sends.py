@@ -14,7 +14,7 @@ from plimsoll.config.rollout import DecidedRoute
 from plimsoll.sync.buckets import rebuild_bucket, split_bytes, sum_pieces
 from plimsoll.sync.channel import Channel, open_inlet, open_outlet
 from plimsoll.trainer.process_group import Place
-from plimsoll.trainer.weights import gather_bucket, plan_weights
+from plimsoll.trainer.weights import WeightSender, plan_weights
 from plimsoll.trainer.worker import Worker
 
 
@@ -22,7 +22,7 @@ def send_twice(place: Place, model: Path, route: DecidedRoute) -> tuple[int, lis
     """Return how many weights arrived as they are, and the card's bytes after each sending."""
     worker = Worker(place)
     worker.load_model("actor", Setting(zero_stage(2)).role(model), 1.0)
-    engine, arrived, held = worker._engines["actor"], 0, []
+    engine, sender, arrived, held = worker._engines["actor"], WeightSender(), 0, []
     lm: Any = engine.module.lm
     weights = dict(lm.named_parameters(remove_duplicate=False))
     plan = plan_weights(engine, 300_000, True, False)
@@ -30,8 +30,9 @@ def send_twice(place: Place, model: Path, route: DecidedRoute) -> tuple[int, lis
     channel = outlet.channel
     inlet = open_inlet(channel, 1, place.torch_device)
     for _ in range(2):
-        for names in plan.buckets:
-            bucket = gather_bucket(engine, names, True, outlet)
+        for planned in plan.buckets:
+            bucket = sender.ship(engine, planned, True, outlet)
+            assert bucket is not None
             assert rebuild_bucket(inlet.next()) == bucket
             data = inlet.open(bucket.handle, bucket.bytes)
             assert sum_pieces(bucket.tensors, data) == [sent.checksum for sent in bucket.tensors]

@@ -150,7 +150,7 @@ def test_a_4_bit_trainers_first_weights_are_sent_before_they_are_compared(
     sync_weights(within(Pair(trainer(model, AdapterConfig(rank=4)), pair.engine, pair.loop)), 0)
     with pytest.raises(WeightSyncError):
         prove(within(pair), 0)  # 16 bits against 4
-    prepare_sync(pair, SyncConfig(), PROBE, "bfloat16", send_first=True)
+    prepare_sync(pair, SyncConfig(bucket_bytes=2**28), PROBE, "bfloat16", send_first=True)
 
 
 @pytest.fixture(scope="module")

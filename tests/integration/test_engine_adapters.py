@@ -80,8 +80,8 @@ def sent_weights(worker: Worker) -> dict[str, torch.Tensor]:
     """All tensors that rank 0 sends; each announced name once. Nothing on other ranks."""
     sent: dict[str, torch.Tensor] = {}
     plan = open_way(worker, 500_000)
-    for names in plan.buckets:
-        bucket = gathered(worker, names)
+    for planned in plan.buckets:
+        bucket = gathered(worker, planned)
         if bucket is not None:
             sent |= tensors_in(bucket)
     assert not sent or sent.keys() == set(plan.names)

@@ -28,7 +28,9 @@ from engine_reference import (
 )
 from ranks import RankProcesses
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import FrozenRole
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
@@ -67,7 +69,7 @@ def send_weights(
     sent = []
     for step in range(3):
         plan = open_way(worker, bucket_bytes)
-        buckets = tuple(gathered(worker, names) for names in plan.buckets)
+        buckets = tuple(gathered(worker, planned) for planned in plan.buckets)
         sent.append(Sent(plan, buckets, worker.shares()))
         if step < 2:
             policy_step(worker, place, BATCHES[step], 31, RATES[step])
@@ -112,6 +114,33 @@ def test_the_buckets_hold_the_model(
         check_bucket(bucket, bucket_bytes, is_tied)
     for sent in (first[2], second[2]):
         check_share(sent, setting, elements=sum(tensor.numel() for tensor in before.values()))
+
+
+def send_experts(place: Place, model: Path, out: Path) -> tuple[int, dict[str, torch.Tensor]]:
+    """How many buckets have some of a layer's experts, and all that is sent, as files have it."""
+    worker = Worker(place)
+    worker.load_model("actor", Setting(ZeroConfig(stage=3)).role(model))
+    plan = open_way(worker, 3000, as_published=True)
+    buckets = [worker.weight_bucket("actor", planned, True) for planned in plan.buckets]
+    sent = {n: t.clone() for b in buckets if b is not None for n, t in tensors_in(b).items()}
+    worker.save_model("actor", out)
+    return sum(planned.experts is not None for planned in plan.buckets), sent
+
+
+def test_experts_go_in_buckets_of_some(tmp_path: Path, two_ranks: RankProcesses) -> None:
+    """ZeRO-3 gathers a layer's experts once, and sends as many at a time as a bucket holds."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 8},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    (cut, sent), (_, nothing) = two_ranks.run(send_experts, tmp_path / "model", tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert cut > 4 and nothing == {}
+    assert all(torch.equal(sent[name], tensor) for name, tensor in saved.items())
 
 
 def check_share(sent: Sent, setting: Setting, elements: int) -> None:

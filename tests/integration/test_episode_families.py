@@ -213,7 +213,7 @@ def test_the_trainers_tokens_are_the_engines(
     members = [np.arange(len(branches))]
     minis = lay_out(branches, members, 1, 4096, beside=[number for number, _ in every])
     scored = score(minis, Trainer(pair.worker), Worker.log_probs, "actor")
-    sync = prepare_sync(pair, SyncConfig(), PROBE, "float32")
+    sync = prepare_sync(pair, SyncConfig(bucket_bytes=2**28), PROBE, "float32")
     bound = sync.bound(prove(sync, 0).rounding)
     assert bound < 1e-4
     for one, trainers in zip(branches, scored, strict=True):

@@ -194,7 +194,7 @@ def resume_and_send(
     other.load_checkpoint("actor", out / "checkpoint")
     third.append(sft_step(other, place, BATCHES[2], 31, RATES[2]))
     other.save_model("actor", out / "model")
-    buckets = [gathered(other, names) for names in open_way(other, 100_000).buckets]
+    buckets = [gathered(other, planned) for planned in open_way(other, 100_000).buckets]
     sent = {n: t for b in buckets if b is not None for n, t in tensors_in(b).items()}
     saved = load_file(out / "model" / "model.safetensors")
     same = all(torch.equal(sent[name], tensor) for name, tensor in saved.items())

@@ -40,6 +40,7 @@ from plimsoll.records import Prompt
 from plimsoll.reward.outcome import event_loop
 from plimsoll.sampler.protocol import EngineSpec, Request, RolloutEngine
 from plimsoll.sampler.transformers.config import TransformersConfig
+from plimsoll.trainer.weights import PlannedBucket
 from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
@@ -346,7 +347,7 @@ def test_who_is_named_is_where_a_failure_began(
     rollout = RolloutConfig(dtype="bfloat16").with_engine(TransformersConfig())
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
     cluster = RayCluster(ClusterConfig(), [spec], threads=1, device="cpu")
-    bucket: Any = Worker.weight_bucket, ("actor", (), True), RolloutEngine.receive
+    bucket: Any = Worker.weight_bucket, ("actor", PlannedBucket(()), True), RolloutEngine.receive
     assert cluster.own_groups == {}
     try:
         with pytest.raises(PlimsollError) as failed:

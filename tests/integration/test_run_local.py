@@ -189,8 +189,8 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
     worker = Worker(place)
     worker.load_model("actor", role, 1.0)
     worker.load_checkpoint("actor", checkpoint)
-    [names] = open_way(worker, 2**30).buckets
-    bucket = gathered(worker, names)
+    [planned] = open_way(worker, 2**30).buckets
+    bucket = gathered(worker, planned)
     assert bucket is not None
     [packs] = pack(rows, 1, 64)
     return Restored(bucket, from_packed(packs, worker.log_probs("actor", packs)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,10 @@ from commands import (
 from ray.cluster_utils import Cluster
 
 from plimsoll.cluster.ray import RayCluster
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.records import Prompt, single_turn
+from plimsoll.reward.score import open_rewards
 
 pytestmark = pytest.mark.engine
 
@@ -176,6 +181,10 @@ NOTING = """
 import sys
 from plimsoll.cli.command import main
 from plimsoll.cluster.ray import RayCluster
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.records import Prompt, single_turn
+from plimsoll.reward.score import open_rewards
 close = RayCluster.close
 def note(cluster):
     print("ranks on", *(member.host.node for member in cluster._ranks))
@@ -201,3 +210,29 @@ def test_ranks_of_two_hosts_reach_each_other(
         expected = column(one_process, name)
         # Two ranks add gradients in another order.
         np.testing.assert_allclose(column(apart, name), expected, rtol=2e-2, atol=5e-3)
+
+
+def test_rewards_in_processes_are_computed_on_all_nodes(
+    three_raylets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after one of the nodes has lost its processes."""
+    monkeypatch.chdir(tmp_path)
+    lines = "import os\n\ndef parent(trajectory):\n    return os.getppid()\n"
+    (tmp_path / "my_rewards.py").write_text(lines)
+    config = RewardConfig(name="my_rewards:parent", process=True)
+    ids, logprobs = np.arange(2), np.zeros(2, np.float32)
+    answers = [
+        single_turn(Prompt(i, ids, ""), 0, ids, logprobs, "", "stop", 0, group=i) for i in range(24)
+    ]
+    settings = ClusterConfig(where="ray", device="cpu", address=three_raylets, nodes=3)
+    with (
+        contextlib.closing(RayCluster(settings, (), threads=1, device="cpu")) as cluster,
+        open_rewards({"parent": config}) as here,
+        cluster.reward_hosts() as hosts,
+    ):
+        scorer = here.on_hosts(hosts)
+        before = [int(answer.reward) for answer in scorer(answers)]
+        assert len(set(before)) == 3 and os.getpid() not in before
+        os.kill(before[0], signal.SIGKILL)
+        after = {int(answer.reward) for answer in scorer(answers)}
+        assert after == set(before) - {before[0]}

@@ -100,8 +100,8 @@ class Pair:
         self.worker._outlet = Altered(self.worker._outlet, self.altered)
         announced = tuple(name for name in plan.names if name != self.withheld)
         self.loop.run(self.engine.begin_sync(announced, [channel]))
-        for names in plan.buckets:
-            self.worker.weight_bucket("actor", names, self.published, scaled)
+        for planned in plan.buckets:
+            self.worker.weight_bucket("actor", planned, self.published, scaled)
             self.loop.run(self.engine.receive())
         self.loop.run(self.engine.end_receiving())
         self.worker.rest_channel()
@@ -144,8 +144,8 @@ class Pair:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A copy of one of the trainer's weights as it is now."""
-        [names] = open_way(self.worker, 2**30, True).buckets
-        bucket = self.worker.weight_bucket("actor", names, True)
+        [planned] = open_way(self.worker, 2**30, True).buckets
+        bucket = self.worker.weight_bucket("actor", planned, True)
         assert bucket is not None
         return tensors_in(bucket)[name].clone()
 

@@ -32,7 +32,7 @@ def test_nobody_waits_for_an_engine_that_dies_before_it_joins_the_others(tmp_pat
         cluster.let_engines_die()
         cluster.all(Worker.load_model, "actor", role_of(model, 0, "q_proj"), 1.0)
         train(cluster, 0.05)
-        route = ActorRoute(cluster, "actor", 256, False, rollout)
+        route = ActorRoute(cluster, "actor", 256, rollout)
         os.kill(cluster._engines[1].host.pid, signal.SIGKILL)
         with pytest.raises(EngineDied, match="rollout engine 1"):
             route.transfer(BUCKET, 1)

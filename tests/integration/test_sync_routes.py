@@ -87,7 +87,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_two_engines_get_merged_adapters(cluster: Cluster, route: DecidedRoute) -> None:
     """On CPU gloo stands for NCCL, and shared tensors of torch.multiprocessing for a card's."""
     rollout = rollout_of(VllmConfig(cpu_kv_cache_gib=0.25), route, 2)
-    way = ActorRoute(cluster, "actor", 256, True, rollout)
+    way = ActorRoute(cluster, "actor", 256, rollout)
     sync = WeightSync(way, BUCKET, PROBE, "float32", 4.0, most=1e-4)
     for version in (1, 2):
         train(cluster, 0.05)
@@ -112,7 +112,7 @@ def test_a_hundred_syncs_of_a_merged_adapter_leave_the_base_as_it_was(tmp_path: 
     module = cluster._worker._engine("actor").module
     base = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
     first = {n: p.detach().clone() for n, p in engine._model.named_parameters()}
-    way = ActorRoute(cluster, "actor", 256, False, rollout)
+    way = ActorRoute(cluster, "actor", 256, rollout)
     sync = prepare_sync(way, rollout.sync, PROBE, "float32")
     for version in range(1, SYNCS + 1):
         train(cluster, 1e-3)

@@ -302,8 +302,8 @@ def train_and_weigh(place: Place, case: Case, model: Path, other: Path, out: Pat
     worker.save_model("actor", out / "last")
     straight = _states(worker, case, out / "average")
     if role.adapter is not None and job.head == "policy":  # merged into what engines are sent
-        for names in open_way(worker, 100_000).buckets:
-            worker.weight_bucket("actor", names, False)
+        for planned in open_way(worker, 100_000).buckets:
+            worker.weight_bucket("actor", planned, False)
     again, is_same = None, _frozen_hash(worker) == base
     if case.resumes:
         job.load(worker, role)

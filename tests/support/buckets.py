@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plimsoll.sync.buckets import WeightBucket, rebuild_bucket, ship_bucket, split_bytes
 from plimsoll.sync.channel import Board, Channel, Handle, SharedFile
-from plimsoll.trainer.weights import WeightPlan
+from plimsoll.trainer.weights import PlannedBucket, WeightPlan
 from plimsoll.trainer.worker import Worker
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def open_way(worker: Worker, bucket_bytes: int, as_published: bool = False) -> W
     return plan
 
 
-def gathered(worker: Worker, names: Sequence[str]) -> WeightBucket | None:
+def gathered(worker: Worker, planned: PlannedBucket) -> WeightBucket | None:
     """A bucket of the actor's weights, whose bytes are its own, unlike the buffers' in turn."""
-    bucket = worker.weight_bucket("actor", tuple(names), False)
+    bucket = worker.weight_bucket("actor", planned, False)
     return None if bucket is None else bucket_of(tensors_in(bucket))

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -135,6 +135,10 @@ class LocalCluster:
         for arguments in each:
             self._do(send, *arguments)
             self.engines_do(receive)
+
+    def reward_hosts(self) -> AbstractContextManager[None]:
+        """Return None: this process computes rewards."""
+        return nullcontext()
 
     def responses_per_request(self) -> int:
         """Return how many responses engines want in one request, if prompts suffice."""

@@ -10,6 +10,7 @@ from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.process.threads import conversing
 from plimsoll.records import Pack, Trajectory
 from plimsoll.resolve.roles import Role, RoleName
+from plimsoll.reward.outcome import RewardHosts
 from plimsoll.run.readings import Reading
 from plimsoll.sampler.protocol import Request
 
@@ -197,6 +199,9 @@ class Cluster(Group, Protocol):
         Meanwhile call `receive` of every engine as often; each call takes what a rank has sent, by
         a way of their own. Return when all calls have ended.
         """
+
+    def reward_hosts(self) -> AbstractContextManager[RewardHosts | None]:
+        """Hold processes on all nodes that compute rewards; None if there is only this node."""
 
     def responses_per_request(self) -> int:
         """Return how many responses engines want in one request, if prompts suffice."""

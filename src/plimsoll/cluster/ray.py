@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import gcd
@@ -42,6 +42,7 @@ from plimsoll.cluster.ray_members import (
     rank_members,
     shared_homes,
 )
+from plimsoll.cluster.ray_rewards import RewardNodes
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended, naming_slow_starts, take_errors
 from plimsoll.config.cluster import MAIN_RANKS, RANK_NAMES, ClusterConfig, Device, RankKind
@@ -49,6 +50,7 @@ from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.processes import ask_for_stacks, end_processes, read_host
 from plimsoll.records import Trajectory
+from plimsoll.reward.outcome import RewardHosts
 from plimsoll.run.displays import write_lines_to
 from plimsoll.run.numbers import plural
 from plimsoll.run.readings import Reading
@@ -196,6 +198,7 @@ class RayCluster(RankGroup):
         """
         patience = config.start_timeout
         nodes = wait_for_nodes(config, len(specs))
+        self._nodes = nodes
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
         claims = [Claim(kind, count) for kind, count in config.rank_counts.items()]
         if specs and not shared:
@@ -279,6 +282,16 @@ class RayCluster(RankGroup):
         with naming_slow_starts(names, write_lines_to(sys.stdout)):
             results = dict(self._as_done("start", late, timeout=patience))
         return [results[reference] for reference in starting]
+
+    @contextmanager
+    def reward_hosts(self) -> Iterator[RewardHosts | None]:
+        """Yield processes on all nodes that compute rewards; None if this is the only node."""
+        if len(self._nodes) == 1:
+            yield None
+            return
+        addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes()}
+        with closing(RewardNodes({n: addresses[n] for n in self._nodes})) as hosts:
+            yield hosts
 
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}

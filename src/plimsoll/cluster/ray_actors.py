@@ -81,7 +81,7 @@ class RankActor:
     """
 
     def __init__(self, directory: str) -> None:
-        _prepare_process(directory)
+        prepare_process(directory)
 
     def host(self) -> Host:
         """Return the actor's process and node; works before `prepare`."""
@@ -149,7 +149,7 @@ class EngineActor:
     """
 
     def __init__(self, directory: str, shared_cards: tuple[str, ...]) -> None:
-        _prepare_process(directory)
+        prepare_process(directory)
         self._shared_cards = shared_cards
 
     async def host(self) -> Host:
@@ -211,7 +211,7 @@ class EngineActor:
         return read_pulse()
 
 
-def _prepare_process(directory: str) -> None:
+def prepare_process(directory: str) -> None:
     """Change to the command's directory, so that relative paths mean the same here.
 
     In a joined cluster, processes begin in the directory of `ray start`. A node without the

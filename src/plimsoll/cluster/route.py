@@ -33,8 +33,6 @@ class ActorRoute:
         cluster: the cluster.
         role: the role whose weights are sent.
         largest_pack: the most tokens of a pack.
-        as_published: whether the engines load weights in the layout of a model's files; otherwise
-            in that of transformers' model.
         rollout: the settings of the engines.
         all_first: whether the first transfer sends what training does not change, too, because
             engines have loaded other values.
@@ -45,15 +43,14 @@ class ActorRoute:
         cluster: Cluster,
         role: RoleName,
         largest_pack: int,
-        as_published: bool,
         rollout: RolloutConfig,
         *,
         all_first: bool = False,
     ) -> None:
         self._cluster, self.role = cluster, role
         self._largest = largest_pack
-        self._as_published = as_published
         self._rollout = rollout
+        self._as_published = rollout.engine.as_published
         self.name = rollout.sync.decided_route
         self._all = all_first
         self._channels: tuple[Channel, ...] = ()
@@ -85,7 +82,7 @@ class ActorRoute:
             scaled = rehearsal.scaled
         channels = self._open(max(largest, plan.largest))
         cluster.engines_do(RolloutEngine.begin_sync, plan.names, channels)
-        each = [(self.role, names, published, scaled) for names in plan.buckets]
+        each = [(self.role, bucket, published, scaled) for bucket in plan.buckets]
         cluster.stream(Worker.weight_bucket, each, RolloutEngine.receive)
         cluster.engines_do(RolloutEngine.end_receiving)
         cluster.all(Worker.rest_channel)  # before the engines' caches come back to the cards

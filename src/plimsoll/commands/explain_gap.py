@@ -131,7 +131,7 @@ def measure_gap(spec: RunSpec[RlConfig]) -> Gap:
         free_memory_for_sync(cluster, spec)
         route = weight_route(cluster, spec)
         if sends_first(spec):
-            route.transfer(spec.config.rollout.sync.bucket_bytes, 0)
+            route.transfer(spec.config.rollout.sync.decided_bucket, 0)
         return _compare(route, probe_sequences(prompts, spec), coarser_dtype(spec))
 
 

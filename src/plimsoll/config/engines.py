@@ -75,6 +75,14 @@ class RolloutEngineConfig(Settings):
         return False
 
     @property
+    def as_published(self) -> bool:
+        """Whether weights come by the names and in the layout of a model's files.
+
+        Otherwise they have those of transformers' modules.
+        """
+        return False
+
+    @property
     def takes_adapter_alone(self) -> bool:
         """Whether the actor's adapter goes to the engine without its base model."""
         return False

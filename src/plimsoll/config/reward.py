@@ -110,7 +110,8 @@ class RewardConfig(Choice):
     """GiB that the function may take in its own process, besides what the loaded process holds."""
     at_once: PositiveInt | None = None
     """Calls at the same time. Default: 1 for a plain function, which may not be safe in threads; in
-    processes, or for a rule that uses some, one per core, up to 8; 64 for an `async def`."""
+    processes, or for a rule that uses some, so many on each node of the run: one per core, up to 8
+    or a quarter of the cores; 64 for an `async def`."""
     clip: tuple[float, float] | None = None
     """The lowest and the highest value: a value outside becomes the nearer one, before
     `normalize`."""

@@ -61,8 +61,9 @@ class SyncConfig(Settings):
     """How weights reach the engines. ipc: through the memory of a card that a rank and an engine
     share; nccl: between cards, by a process group; host: through the memory of the host. auto: ipc
     where engines share the ranks' cards, nccl where they have cards of their own, else host."""
-    bucket_bytes: PositiveInt = 256 * 1024 * 1024
-    """Weights are gathered and sent in buckets of at most this size (or one tensor)."""
+    bucket_bytes: Literal["auto"] | PositiveInt = "auto"
+    """Weights are gathered and sent in buckets of at most this size (or one tensor). auto: about a
+    256th of the smallest card's memory, 64 MiB to 1 GiB; 256 MiB if no card is known."""
     max_roundings: PositiveFloat = 4.0
     """Stop when the mean absolute difference between the engines' and the trainer's log-probs of
     the probe tokens is over this many times what rounding alone makes of the trainer's: measured
@@ -81,6 +82,12 @@ class SyncConfig(Settings):
         """The route of a run that is resolved."""
         assert self.route != "auto", "of a run that is resolved"
         return self.route
+
+    @property
+    def decided_bucket(self) -> int:
+        """The bytes of a bucket of a run that is resolved."""
+        assert self.bucket_bytes != "auto", "of a run that is resolved"
+        return self.bucket_bytes
 
 
 class ServeConfig(Settings):

@@ -35,6 +35,7 @@ from plimsoll.machine.faults import fault_point
 from plimsoll.process.threads import beside
 from plimsoll.records import RETURNS, VALUES, BatchColumns, Floats, Trajectory
 from plimsoll.resolve.run_spec import RunSpec, resolve_changed
+from plimsoll.reward.outcome import RewardHosts
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import OnFailure, Scored, open_rewards
 from plimsoll.rl.answers import Answering
@@ -93,14 +94,15 @@ _ROUNDING = 1e-10
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     """Train the policy. `run.resume` decides whether an earlier run goes on."""
     if spec.engines is None:
-        _train(spec, planned, load_replay_data, Replay.open)
+        _train(spec, planned, load_replay_data, lambda work, _: Replay.open(work))
         return
     kinds = open_kinds(spec.config.environments)
     with open_rewards(spec.config.rewards, keeps_bad_numbers=True) as scorer:
         load = partial(load_prompt_data, check_reference=scorer.check_reference)
 
-        def open_source(work: RlWork) -> Source:
-            return Revived(work, Recorded(work, scorer, Live.start(work, scorer, kinds)))
+        def open_source(work: RlWork, hosts: RewardHosts | None) -> Source:
+            spread = scorer.on_hosts(hosts)
+            return Revived(work, Recorded(work, spread, Live.start(work, spread, kinds)))
 
         _train(spec, planned, load, open_source)
 
@@ -109,7 +111,7 @@ def _train(
     spec: RunSpec[RlConfig],
     planned: Planned,
     load: Callable[[RunSession, RunSpec[RlConfig]], RlData],
-    open_source: Callable[[RlWork], Source],
+    open_source: Callable[[RlWork, RewardHosts | None], Source],
 ) -> None:
     with open_work(
         spec,
@@ -119,7 +121,7 @@ def _train(
     ) as work:
         wake_sleeping_ranks(work.cluster, spec)
         load_roles(work)
-        with closing(open_source(work)) as source:
+        with work.cluster.reward_hosts() as hosts, closing(open_source(work, hosts)) as source:
             if work.session.resumed:
                 wake_sleeping_ranks(work.cluster, spec)  # until `begin` sends the restored weights
             restore(work.session, work.cluster)
@@ -382,7 +384,9 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
         with (
             closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
             counting("answers", expected, sys.stdout) as advance,
+            cluster.reward_hosts() as hosts,
         ):
+            scorer = scorer.on_hosts(hosts)
             for part in spec.config.scoring_models:
                 load_measured(cluster, spec, spec.scorer_of(part).name)
 

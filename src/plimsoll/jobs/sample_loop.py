@@ -50,10 +50,11 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
             lambda session: load_prompt_data(session, session.spec, scorer.check_reference),
             lambda data: start(spec, data.train),
         ) as work,
+        work.cluster.reward_hosts() as hosts,
     ):
         load_roles(work)
         restore(work.session, work.cluster)
-        sample_all(work, scorer, set_up(work.spec, kinds, scorer))
+        sample_all(work, scorer.on_hosts(hosts), set_up(work.spec, kinds, scorer))
         for line in write_selected(work):
             work.session.progress.note(line)
 

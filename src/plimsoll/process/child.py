@@ -32,6 +32,7 @@ from plimsoll.run.output import safe_output
 _START_SECONDS = 300.0
 """The most seconds that a child may take to open: imports may take long on a slow disk."""
 _END_SECONDS = 10.0
+_FEW_PROCESSES = 8
 _LAST_LINES, _LAST_BYTES = 20, 8192
 _LONGEST_LINE = {"json": 8 * 2**20, "pickle": 2**30}
 """The longest answer in each codec. A child that answers in JSON may have been taken over."""
@@ -333,20 +334,29 @@ class Pool:
         return child
 
 
+def processes_at_once(cores: int | None) -> int:
+    """Return how many processes work at once on a machine, if nobody says how many.
+
+    They are 8, or a quarter of the cores if there are more than 32, and no more than cores.
+    """
+    cores = cores or _FEW_PROCESSES
+    return min(cores, max(_FEW_PROCESSES, cores // 4))
+
+
 @functools.cache
 def helpers(
     open_: Callable[[Any], Responder],
     what: str,
     memory_gib: float,
     cpu_seconds: float,
-    most: int = 8,
+    most: int | None = None,
 ) -> Pool:
     """Return this process's pool of children that answer within limits; see `Program`.
 
-    It has a child for each core, and at most `most`. What the children print about a question is of
-    no interest to the run.
+    It has at most `most` children; None: see `processes_at_once`. What they print about a question
+    is of no interest to the run.
     """
     program = Program(
         open_, what, None, memory_gib=memory_gib, cpu_seconds=cpu_seconds, forwards=False
     )
-    return Pool(program, min(usable_cores(), most))
+    return Pool(program, most or processes_at_once(usable_cores()))

@@ -31,6 +31,9 @@ Capability = tuple[int, int]
 """A card's compute capability."""
 WIDEST_HEAD = 256
 """The widest head of FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
+_CARD_OVER_BUCKET, _LEAST_BUCKET, _MOST_BUCKET = 256, 2**26, 2**30
+"""The memory of a card over that of a bucket of weights, and the bounds of the latter, bytes."""
+_BUCKET_WITHOUT_CARDS = 2**28
 _HEAD_STEP = 8
 """A head's width must be a multiple of this for varlen_attn; scaled_dot_product_attention pads."""
 
@@ -124,6 +127,11 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
         decisions[Decision("sync.route", route, why)] = None
         sync = rollout.sync.model_copy(update={"route": route})
         rollout = rollout.model_copy(update={"sync": sync})
+    if rollout.sync.bucket_bytes == AUTO:
+        size, why = _bucket(ground)
+        decisions[Decision("sync.bucket_bytes", f"{size >> 20} MiB", why)] = None
+        sync = rollout.sync.model_copy(update={"bucket_bytes": size})
+        rollout = rollout.model_copy(update={"sync": sync})
     return decided.model_copy(update={"rollout": rollout}), tuple(decisions)
 
 
@@ -139,6 +147,18 @@ def sync_route(cluster: ClusterConfig, rollout: RolloutConfig) -> tuple[DecidedR
     if rollout.placement == "shared":
         return "ipc", "engines share the ranks' cards"
     return "nccl", "engines have cards of their own"
+
+
+def _bucket(ground: _Ground) -> tuple[int, str]:
+    """Return the bytes of a bucket of weights, a power of two, and the reason."""
+    if not ground.cards:
+        return (
+            _BUCKET_WITHOUT_CARDS,
+            "no card is known",
+        )
+    memory = min(card.nominal_bytes for card in ground.cards)
+    share = min(max(memory // _CARD_OVER_BUCKET, _LEAST_BUCKET), _MOST_BUCKET)
+    return 1 << (share.bit_length() - 1), f"a card has {memory >> 30} GiB"
 
 
 def _decide_model(model: ModelConfig, ground: _Ground) -> dict[str, tuple[str, str]]:

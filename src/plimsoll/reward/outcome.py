@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, Protocol, SupportsFloat, TypeVar
 
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError, describe_error
 from plimsoll.records import Trajectory
 
@@ -132,6 +133,28 @@ def short_repr(value: object) -> str:
 RewardCall = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
 """One try: takes trajectories and returns an outcome for each, in order. A call limits its own time
 and raises nothing for a failed reward."""
+
+
+class RewardHosts(Protocol):
+    """Processes on other nodes, too, that compute rewards.
+
+    Attributes:
+        count: The number of nodes.
+    """
+
+    count: int
+
+    async def score(
+        self, name: str, config: RewardConfig, trajectories: Sequence[Trajectory]
+    ) -> Sequence[Outcome]:
+        """Compute a reward of the config on one of the nodes, by one try; as a `RewardCall`.
+
+        Args:
+            name: The reward's name in the config.
+            config: Its settings.
+            trajectories: The trajectories.
+        """
+
 
 LONGEST_WAIT = 30.0
 

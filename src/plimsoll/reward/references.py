@@ -28,6 +28,7 @@ from plimsoll.config.run import BestConfig
 from plimsoll.config.secrets import mask_setting
 from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
+from plimsoll.process.child import processes_at_once
 from plimsoll.process.patterns import PROCESS_BYTES
 from plimsoll.resolve.choices import unusable
 from plimsoll.resolve.eval_sets import EvalSet
@@ -297,9 +298,6 @@ def check_references(
             yield invalid(f"{key}.reference", None, why, instead, code="data-columns")
 
 
-MOST_PROCESSES = 8
-"""The most processes of one reward if `at_once` is not given; never more than there are cores."""
-
 _MIB = 2**20
 _OWN_PROCESS = 51 * _MIB
 _SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and psutil, 52.9 MB resident"
@@ -315,12 +313,12 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
         if not isinstance(part, RewardConfig):
             continue
         if part.judge is not None:
-            count = min(cores or MOST_PROCESSES, MOST_PROCESSES)
+            count = processes_at_once(cores)
             matching = f"processes that match rewards.{name}'s pattern"
             yield processes_item(matching, count, PROCESS_BYTES, _SOURCE)
         if not part.name:
             continue
-        count = part.at_once or min(cores or MOST_PROCESSES, MOST_PROCESSES)
+        count = part.at_once or processes_at_once(cores)
         if part.process:
             yield processes_item(f"processes of rewards.{name}", count, _OWN_PROCESS, _SOURCE)
         if ":" not in part.name and named_adapter(part.name) is None:

@@ -23,6 +23,7 @@ from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.data.fields import reference_text
 from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.machine.host import usable_cores
+from plimsoll.process.child import processes_at_once
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.adapters import reward_function
 from plimsoll.reward.functions import call_here, call_in_processes, is_coroutine, takes_many
@@ -30,6 +31,8 @@ from plimsoll.reward.outcome import (
     SHOWN_CHARACTERS,
     Failed,
     Outcome,
+    RewardCall,
+    RewardHosts,
     RewardSource,
     TimeLimit,
     end_all,
@@ -37,7 +40,6 @@ from plimsoll.reward.outcome import (
     side_by_side,
 )
 from plimsoll.reward.references import (
-    MOST_PROCESSES,
     Check,
     helper_process,
     reference_check,
@@ -186,18 +188,49 @@ async def open_source(rule: Rule, stack: AsyncExitStack) -> RewardSource:
         limit = TimeLimit(judge.time_limit, f"{key}.judge.time_limit")
         places = asyncio.Semaphore(judge.at_once)
         return RewardSource(Judge(judge, client, limit), 1, judge.retries, _SERVER_WAIT, places)
+    call, size = open_call(rule, stack), None if _takes_many(rule) else 1
+    places = asyncio.Semaphore(_at_once(rule))
+    return RewardSource(call, size, config.retries, _FUNCTION_WAIT, places)
+
+
+def open_call(rule: Rule, stack: AsyncExitStack) -> RewardCall:
+    """Return the try of a rule with a function; closing `stack` ends its processes."""
     assert rule.function is not None
-    batch = takes_many(rule.function) if config.batch is None else config.batch
-    at_once = config.at_once or (_COROUTINES if is_coroutine(rule.function) else 1)
-    if config.at_once is None and (config.process or helper_process(rule.function)):
-        at_once = min(usable_cores(), MOST_PROCESSES)
-    limit = TimeLimit(config.time_limit, f"{key}.time_limit")
-    if config.process:
-        call = call_in_processes(config, batch, limit, at_once, stack)
-    else:
-        call = call_here(rule.function, batch, limit)
-    size = None if batch else 1
-    return RewardSource(call, size, config.retries, _FUNCTION_WAIT, asyncio.Semaphore(at_once))
+    limit = TimeLimit(rule.config.time_limit, f"rewards.{rule.name}.time_limit")
+    if rule.config.process:
+        return call_in_processes(rule.config, _takes_many(rule), limit, _at_once(rule), stack)
+    return call_here(rule.function, _takes_many(rule), limit)
+
+
+def _takes_many(rule: Rule) -> bool:
+    assert rule.function is not None
+    return takes_many(rule.function) if rule.config.batch is None else rule.config.batch
+
+
+def _at_once(rule: Rule) -> int:
+    """Return how many calls of a rule's function this machine works on at once."""
+    if _in_processes(rule):
+        return rule.config.at_once or processes_at_once(usable_cores())
+    assert rule.function is not None
+    return rule.config.at_once or (_COROUTINES if is_coroutine(rule.function) else 1)
+
+
+def _in_processes(rule: Rule) -> bool:
+    """Return whether a rule's function works in processes of its own."""
+    function = rule.function
+    return function is not None and bool(rule.config.process or helper_process(function))
+
+
+def _spread(rule: Rule, source: RewardSource, hosts: RewardHosts) -> RewardSource:
+    """Return the source that computes a rule on all hosts, if it works in processes."""
+    if not _in_processes(rule):
+        return source
+
+    async def call(trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        sent = [replace(t, transcript=None) for t in trajectories]
+        return await hosts.score(rule.name, rule.config, sent)
+
+    return replace(source, call=call, places=asyncio.Semaphore(_at_once(rule) * hosts.count))
 
 
 def _client() -> httpx.AsyncClient:
@@ -282,6 +315,13 @@ class Scorer:
     """The key of the prompts in the config, for messages."""
     keeps_bad_numbers: bool = False
     """Whether a value may be NaN or infinite: the caller leaves out the step that has it."""
+
+    def on_hosts(self, hosts: RewardHosts | None) -> Scorer:
+        """Return a scorer whose rewards that work in processes do so on all hosts, if there are."""
+        if hosts is None:
+            return self
+        pairs = zip(self.rules, self.sources, strict=True)
+        return replace(self, sources=tuple(_spread(*pair, hosts) for pair in pairs))
 
     def of_held_out(self, key: str = "data.eval") -> Scorer:
         """Return a scorer for held-out prompts, which `key` names in the config."""

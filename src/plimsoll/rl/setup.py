@@ -28,7 +28,7 @@ from plimsoll.resolve.job import SOURCE, source_in
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.rl.sampling import probe_sequences
 from plimsoll.run.numbers import plural
-from plimsoll.sampler.protocol import EngineSpec, RolloutEngine, rollout_build
+from plimsoll.sampler.protocol import EngineSpec, RolloutEngine
 from plimsoll.sampler.text import check_turn_end
 from plimsoll.sync.proof import WeightRoute, WeightSync, prepare_sync
 from plimsoll.train.from_data import Work
@@ -168,9 +168,8 @@ def weight_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
     """Return the way of the actor's weights to the engines."""
     rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.streams)
     quantised = spec.actor.model.quantization != "none"
-    published = rollout_build(rollout).as_published
     all_first = quantised or _begins_adapted(spec)
-    whole = ActorRoute(cluster, spec.sender.name, budget, published, rollout, all_first=all_first)
+    whole = ActorRoute(cluster, spec.sender.name, budget, rollout, all_first=all_first)
     return AdapterRoute(cluster, whole) if spec.sends_adapter_alone else whole
 
 

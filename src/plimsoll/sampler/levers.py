@@ -54,7 +54,7 @@ LEVERS: tuple[Lever, ...] = (
         words="smaller buckets of new weights",
         cost="weights are sent in smaller buckets",
         rank=10,
-        settings=lambda at: [{_BUCKET: _SMALL}] if at.rollout.sync.bucket_bytes > _SMALL else (),
+        settings=lambda at: [{_BUCKET: _SMALL}] if at.rollout.sync.decided_bucket > _SMALL else (),
         reliefs=(Relief(("rollout engines", "buffers")),),
     ),
     _engine_lever(

@@ -192,8 +192,6 @@ class RolloutBuild:
         start: makes the engine, in the process that it lives in.
         prepare: imports in that process what the engine needs; uses no card.
         environment: environment variables of that process, set before it starts.
-        as_published: whether the engine takes weights by the names and in the layout of published
-            files, and not those of transformers' modules.
         memory_settings: the settings that decide whether the engine can start, for people.
         logged_error: returns the last error that the engine logged, or None. Args: the path of the
             process's log without its suffix.
@@ -204,7 +202,6 @@ class RolloutBuild:
 
     start: Callable[[EngineSpec], RolloutEngine]
     environment: Callable[[EngineSpec], Mapping[str, str]]
-    as_published: bool
     memory_settings: Callable[[EngineSpec], str]
     logged_error: Callable[[str], str | None]
     calls_of: Callable[[str, PreTrainedTokenizerBase], ExtractCalls] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -163,6 +163,11 @@ class ModelShape:
     def adapter_targets(self) -> tuple[str, ...]:
         """The names of the linears that a low-rank adapter can wrap: all but stacked experts."""
         return tuple(dict.fromkeys(linear.name for linear in self.linears if linear.stacked == 1))
+
+    @property
+    def unstacked(self) -> ModelShape:
+        """The shape with each expert's matrix as a tensor, as in files of described families."""
+        return replace(self, linears=tuple(replace(each, stacked=1) for each in self.linears))
 
     @property
     def largest_parameter(self) -> int:

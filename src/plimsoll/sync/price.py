@@ -21,11 +21,14 @@ class Sending:
         route: How they go; None if an adapter goes alone, as files.
         bucket: Bytes of the largest bucket, or of the adapter.
         two: Bytes of two buckets, or of all weights if that is less.
+        gathered: Bytes of the weights that are undivided at once: of a bucket, or of the largest
+            tensor from which buckets are cut.
     """
 
     route: DecidedRoute | None
     bucket: int
     two: int
+    gathered: int
 
 
 def sent_buckets(sending: Sending, device: Device) -> Iterator[Tensors]:

@@ -163,8 +163,8 @@ def prepare_sync(
     Raises:
         WeightSyncError: an engine does not compute what the trainer computes.
     """
-    settings = config.bucket_bytes, probe, rounded_as, config.max_roundings, config.max_logprob_gap
-    sync = WeightSync(route, *settings)
+    bounds = config.max_roundings, config.max_logprob_gap
+    sync = WeightSync(route, config.decided_bucket, probe, rounded_as, *bounds)
     first = sync_weights(sync, 0) if send_first else _prove_again(sync, 0)
     if config.rehearse:
         # An engine of fewer bits rounds more than the trainer can tell, by a factor that stays.

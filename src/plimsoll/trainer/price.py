@@ -241,7 +241,7 @@ def outgoing_tensors(
             rank.
     """
     if gathers:
-        bucket = 0 if sending is None else min(sending.bucket, every)
+        bucket = 0 if sending is None else min(sending.gathered, every)
         where: Where = "device" if work.device == "cuda" else "host"
         source = "trainer/protocol.py: gather"
         gathered = outgoing_buffer("gathered weights", bucket, source, where)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -39,6 +40,24 @@ from plimsoll.trainer.price import SAVE_BUCKET
 from plimsoll.trainer.protocol import Engine
 
 _IN_LAYER = re.compile(r"\.\d+\.")
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+"""The number of an expert in the name of its weight in published files."""
+
+
+@dataclass(frozen=True)
+class PlannedBucket:
+    """What is sent together.
+
+    Attributes:
+        names: the names in the module of the parameters.
+        experts: the first and one past the last expert, of a parameter that stacks experts and is
+            larger than a bucket; None: all.
+        goes_on: whether the next bucket has further experts of the same parameter.
+    """
+
+    names: tuple[str, ...]
+    experts: tuple[int, int] | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,12 +66,12 @@ class WeightPlan:
 
     Attributes:
         names: the Hugging Face names of all tensors.
-        buckets: the names in the module of each bucket's parameters.
+        buckets: what is sent, one after the other.
         sizes: packed bytes of each bucket.
     """
 
     names: tuple[str, ...]
-    buckets: tuple[tuple[str, ...], ...]
+    buckets: tuple[PlannedBucket, ...]
     sizes: tuple[int, ...]
 
     @property
@@ -68,26 +87,50 @@ def plan_weights(
     only_trained: bool,
     layers: Collection[str] | None = None,
 ) -> WeightPlan:
-    """Return the plan by which `gather_bucket` sends a policy's weights.
+    """Return the plan by which a `WeightSender` sends a policy's weights.
 
     Args:
         engine: the policy's engine.
         bucket_bytes: see `plan_buckets`.
-        as_published: see `gather_bucket`.
+        as_published: see `WeightSender.ship`.
         only_trained: leave out what training does not change.
         layers: the layers to send, with what follows one another with them; None: all.
     """
     policy = engine.module
     assert isinstance(policy, PolicyModel)
-    buckets = plan_buckets(engine, bucket_bytes, only_trained, layers)
     names: list[str] = []
     sizes: list[int] = []
-    for bucket in buckets:
-        frames = {plain_name(n): _frame(policy.get_parameter(n)) for n in bucket}
-        tensors = _with_ties(policy, frames, as_published)
-        names += tensors
-        sizes.append(sum(packed_bytes(t.nbytes) for t in tensors.values()))
-    return WeightPlan(tuple(names), buckets, tuple(sizes))
+    buckets: list[PlannedBucket] = []
+    for together in plan_buckets(engine, bucket_bytes, only_trained, layers):
+        frames = {plain_name(n): _frame(policy.get_parameter(n)) for n in together}
+        whole = PlannedBucket(together)
+        cuts = _cut_experts(policy, whole, frames, bucket_bytes) if as_published else ()
+        for bucket in cuts or (whole,):
+            tensors = _outgoing(policy, frames, bucket, as_published)
+            names += tensors
+            sizes.append(sum(packed_bytes(t.nbytes) for t in tensors.values()))
+            buckets.append(bucket)
+    return WeightPlan(tuple(names), tuple(buckets), tuple(sizes))
+
+
+def _cut_experts(
+    policy: PolicyModel, whole: PlannedBucket, frames: Mapping[str, Tensor], bucket_bytes: int
+) -> tuple[PlannedBucket, ...]:
+    """Return buckets of some experts each, if this is one weight that stacks too many for one.
+
+    Return () if files have the stack as one tensor, too.
+    """
+    frame, *others = frames.values()
+    if others or frame.dim() != 3 or frame.nbytes <= bucket_bytes:
+        return ()
+    experts = len(frame)
+    step = max(1, bucket_bytes * experts // frame.nbytes)
+    cuts = tuple(
+        PlannedBucket(whole.names, (first, min(first + step, experts)), first + step < experts)
+        for first in range(0, experts, step)
+    )
+    in_cuts = [name for cut in cuts for name in _outgoing(policy, frames, cut, True)]
+    return cuts if sorted(in_cuts) == sorted(_outgoing(policy, frames, whole, True)) else ()
 
 
 def _frame(parameter: nn.Parameter) -> Tensor:
@@ -170,36 +213,75 @@ def plain_weights(
         yield lambda: {plain_name(name): plain_weight(module, name) for name in names}
 
 
-def gather_bucket(
-    engine: Engine,
-    names: Sequence[str],
-    as_published: bool,
-    outlet: Outlet | None,
-    scaled: Scaled = UNSCALED,
-) -> WeightBucket | None:
-    """Ship a bucket with these weights of a policy, and return it; None without an outlet.
+class WeightSender:
+    """Gathers buckets of a policy's weights on all ranks, and ships them from those that send.
 
-    All ranks must call it together. A weight that is tied to one of these is added under its second
-    name. `as_published`: give names and layout of published files, not those of transformers'
-    modules. `scaled`: the layers whose weights are sent scaled.
+    A weight of which several buckets are cut stays gathered until the last of them.
     """
-    policy = engine.module
-    assert isinstance(policy, PolicyModel)
-    with plain_weights(engine, names) as weights:
-        if outlet is None:
-            return None
-        plain = weights()
-        multiplied = {name: plain[name] for name in weights_of_layers(scaled.layers) & plain.keys()}
-        factors = dict.fromkeys(_with_ties(policy, multiplied, as_published), scaled.factor)
-        return ship_bucket(_with_ties(policy, plain, as_published), outlet, factors)
+
+    def __init__(self) -> None:
+        self._gathered = ExitStack()
+        self._weights: Callable[[], dict[str, Tensor]] | None = None
+
+    def ship(
+        self,
+        engine: Engine,
+        bucket: PlannedBucket,
+        as_published: bool,
+        outlet: Outlet | None,
+        scaled: Scaled = UNSCALED,
+    ) -> WeightBucket | None:
+        """Ship a bucket of a policy's weights, and return it; None without an outlet.
+
+        All ranks must call it together. A weight that is tied to one of these is added under its
+        second name.
+
+        Args:
+            engine: the policy's engine.
+            bucket: the bucket.
+            as_published: give names and layout of published files, not those of transformers'
+                modules.
+            outlet: where it goes.
+            scaled: the layers whose weights are sent scaled.
+        """
+        policy = engine.module
+        assert isinstance(policy, PolicyModel)
+        if self._weights is None or bucket.experts is None or bucket.experts[0] == 0:
+            self._gathered.close()  # of a transfer that was broken off
+            weights = self._gathered.enter_context(plain_weights(engine, bucket.names))
+            self._weights = cache(weights)
+        try:
+            if outlet is None:
+                return None
+            plain = self._weights()
+            of_scaled = weights_of_layers(scaled.layers) & plain.keys()
+            multiplied = {name: plain[name] for name in of_scaled}
+            names = _outgoing(policy, multiplied, bucket, as_published)
+            tensors = _outgoing(policy, plain, bucket, as_published)
+            return ship_bucket(tensors, outlet, dict.fromkeys(names, scaled.factor))
+        finally:
+            if not bucket.goes_on:
+                self._weights = None
+                self._gathered.close()
 
 
-def _with_ties(
-    policy: PolicyModel, weights: Mapping[str, Tensor], as_published: bool
+def _outgoing(
+    policy: PolicyModel, weights: Mapping[str, Tensor], bucket: PlannedBucket, as_published: bool
 ) -> dict[str, Tensor]:
+    """Return what is sent of a bucket's weights, by the names that engines know."""
     tied = {name: weights[of] for name, of in policy.tied_names.items() if of in weights}
-    all_weights = {**weights, **tied}
-    return dict(published_weights(policy.lm, all_weights)) if as_published else all_weights
+    every = {**weights, **tied}
+    if not as_published:
+        return every
+    if bucket.experts is None:
+        return dict(published_weights(policy.lm, every))
+    first, end = bucket.experts
+    stack = {name: weight[first:end] for name, weight in every.items()}
+
+    def number(found: re.Match[str]) -> str:
+        return str(first + int(found[0]))
+
+    return {_EXPERT.sub(number, n): t for n, t in published_weights(policy.lm, stack)}
 
 
 def plan_rehearsals(engine: Engine) -> tuple[Rehearsal, ...]:

@@ -65,9 +65,10 @@ from plimsoll.trainer.protocol import (
 )
 from plimsoll.trainer.weights import (
     AdapterFiles,
+    PlannedBucket,
     WeightPlan,
+    WeightSender,
     adapter_files,
-    gather_bucket,
     plan_rehearsals,
     plan_weights,
     write_adapter,
@@ -160,6 +161,7 @@ class Worker:
         self._busy_with: RoleName | None = None
         self._distillation: list[PackColumns] = []
         self._outlet: Outlet | None = None
+        self._sender = WeightSender()
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
         self._vote = Vote(place)
         self._pack = -1  # the number of the micro-batch that was taken last; -1 before the first
@@ -472,16 +474,16 @@ class Worker:
     def weight_bucket(
         self,
         role: RoleName,
-        names: tuple[str, ...],
+        bucket: PlannedBucket,
         as_published: bool,
         scaled: Scaled = UNSCALED,
     ) -> WeightBucket | None:
-        """Ship a bucket with these parameters if this rank sends; all ranks must call it.
+        """Ship a bucket of the plan if this rank sends; all ranks must call it.
 
         `scaled`: the layers whose weights are sent scaled.
         """
         fault_point("rank.send")
-        return gather_bucket(self._engine(role), names, as_published, self._outlet, scaled)
+        return self._sender.ship(self._engine(role), bucket, as_published, self._outlet, scaled)
 
     def rest_channel(self) -> None:
         """Give back the card memory that was needed to send, once the engines let go of it."""

@@ -13,11 +13,11 @@ from plimsoll.errors import EngineDied, WeightSyncError
 from plimsoll.model.disturbance import Scaled
 from plimsoll.sync.channel import Channel
 from plimsoll.sync.proof import Rehearsal
-from plimsoll.trainer.weights import WeightPlan
+from plimsoll.trainer.weights import PlannedBucket, WeightPlan
 
 PLANS = {
-    None: WeightPlan(("a", "b"), (("a",), ("b",)), (80, 90)),
-    ("b",): WeightPlan(("b",), (("b",),), (100,)),
+    None: WeightPlan(("a", "b"), tuple(map(PlannedBucket, (("a",), ("b",)))), (80, 90)),
+    ("b",): WeightPlan(("b",), tuple(map(PlannedBucket, (("b",),))), (100,)),
 }
 """Of all weights, and of a rehearsal's layers, which fill a bucket better."""
 
@@ -56,7 +56,7 @@ class Recorded:
 
 def route_of(cluster: Any) -> ActorRoute:
     rollout = RolloutConfig.model_validate({"transformers": {}, "sync": {"route": "host"}})
-    return ActorRoute(cluster, "actor", 64, False, rollout)
+    return ActorRoute(cluster, "actor", 64, rollout)
 
 
 def test_a_rehearsal_with_a_larger_bucket_opens_a_larger_way() -> None:

@@ -47,7 +47,7 @@ def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str,
     role = decided_role(TrainedRole.model_validate({"model": MODEL_ON_CARD | model, **settings}))
     learning = replace(ACTOR, settings=role)
     own = RoleWork(learning, read_shape(MODEL), WORK, ranks, device, MOMENTS)
-    held = trained_role(own, sending=Sending("nccl", 2**28, 2**29))
+    held = trained_role(own, sending=Sending("nccl", 2**28, 2**29, 2**28))
     return {one.item.name: one for one in held}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from buckets import Memory, tensors_in
 from packed_cases import settings_for
 from safetensors.torch import load_file
 from test_model_families import FAMILIES, GROUPED, SHAPE
@@ -25,7 +27,7 @@ from plimsoll.commands.export import write_plain
 from plimsoll.model.files import companions, hf_state_names, published_weights, saved_buffers
 from plimsoll.model.load import load_policy
 from plimsoll.trainer.protocol import Engine
-from plimsoll.trainer.weights import plan_weights
+from plimsoll.trainer.weights import WeightSender, plan_weights
 
 CPU = torch.device("cpu")
 WITH_BUFFERS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -80,3 +82,25 @@ def test_engines_get_the_names_of_the_weights_they_get(home: Path) -> None:
         assert set(plan.names) == sent.keys()
     files = load_file(home / "first" / "model.safetensors").keys()
     assert sent.keys() - policy.tied_names.keys() == files - saved_buffers(policy).keys()
+
+
+def test_buckets_of_any_size_hold_the_files_weights(home: Path) -> None:
+    """What stacks experts is cut, too, but where files have the stack as one tensor."""
+    policy = load_policy(settings_for(home / "first"), CPU)
+    engine: Any = SimpleNamespace(module=policy, gather=lambda names: nullcontext())
+    files = load_file(home / "first" / "model.safetensors")
+    stacked = any(".experts.0." in name for name in files)
+    for size in (100, 4096, 10**6):
+        plan, sender = plan_weights(engine, size, True, False), WeightSender()
+        sent: dict[str, torch.Tensor] = {}
+        for planned, packed in zip(plan.buckets, plan.sizes, strict=True):
+            bucket = sender.ship(engine, planned, True, Memory())
+            assert bucket is not None and bucket.bytes == packed
+            if planned.experts is not None:
+                first, end = planned.experts
+                assert packed <= size or end - first == 1
+            sent |= tensors_in(bucket)
+        assert plan.names == tuple(sent)
+        assert any(b.experts for b in plan.buckets) == (stacked and size < 10**6)
+        for name in sent.keys() - policy.tied_names.keys():
+            assert torch.equal(sent[name], files[name].to(sent[name].dtype))

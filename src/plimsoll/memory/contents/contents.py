@@ -67,10 +67,12 @@ class PlannedJob:
             return None
         if actor.adapter and self.spec.sends_adapter_alone:
             size = adapter_parameters(shape, actor.adapter) * actor.model.element
-            return Sending(None, size, size)
+            return Sending(None, size, size, size)
         every = _sent_bytes(engines, actor, shape)
-        bucket = _bucket_bytes(engines, actor, shape)
-        return Sending(engines.sync.decided_route, bucket, min(2 * bucket, every))
+        gathered = _bucket_bytes(engines, actor, shape)
+        cuts = engines.engine.as_published and shape.origin == "described"
+        bucket = _bucket_bytes(engines, actor, shape.unstacked) if cuts else gathered
+        return Sending(engines.sync.decided_route, bucket, min(2 * bucket, every), gathered)
 
     @cached_property
     def policy(self) -> ModelShape:
@@ -264,10 +266,17 @@ def _task_constants(job: PlannedJob, process: Process) -> Iterator[tuple[str, fr
 def _rewards(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     """Yield the processes that rewards and environments start.
 
-    They start with the first responses, on the node of the process that runs the loop.
+    They start with the first responses, on the node of the process that runs the loop; those that
+    compute rewards on every node (cluster/ray_rewards.py).
     """
     sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
-    if sampling is None or process.kind not in ("local", "controller"):
+    if sampling is None:
+        return
+    if process.kind == "ray" and process.slot.node > 0:
+        functions = {name: part for name, part in sampling.rewards.items() if part.name}
+        for item in reward_processes(functions, node.cores):
+            yield Allocation(item, job.computing)
+    if process.kind not in ("local", "controller"):
         return
     for item in reward_processes(sampling.rewards, node.cores):
         yield Allocation(item, job.computing)
@@ -323,10 +332,10 @@ def _bucket_bytes(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape)
     element, whole = actor.model.element, _sent_bytes(engines, actor, shape)
     if _sends_linears_alone(engines, actor, shape):
         matrices = (one.inputs * one.outputs * one.stacked for one in shape.linears)
-        return min(max(engines.sync.bucket_bytes, element * max(matrices)), whole)
+        return min(max(engines.sync.decided_bucket, element * max(matrices)), whole)
     tied = element * shape.embedding_parameters if shape.tied else 0
     largest = element * shape.largest_parameter
-    return min(max(engines.sync.bucket_bytes, largest), whole - tied) + tied
+    return min(max(engines.sync.decided_bucket, largest), whole - tied) + tied
 
 
 def _sent_bytes(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -> int:

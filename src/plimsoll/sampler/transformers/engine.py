@@ -361,7 +361,6 @@ def environment(spec: EngineSpec) -> dict[str, str]:
 ENGINE = RolloutBuild(
     start=TransformersEngine,
     environment=environment,
-    as_published=False,
     memory_settings=lambda spec: (
         f"rollout.transformers.max_sequences: {spec.rollout.max_sequences}"
     ),

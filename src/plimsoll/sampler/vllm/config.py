@@ -80,6 +80,11 @@ class VllmConfig(RolloutEngineConfig):
         return self.sleep_level == 2
 
     @property
+    def as_published(self) -> bool:
+        """Whether weights come by the names and in the layout of a model's files."""
+        return True
+
+    @property
     def takes_adapter_alone(self) -> bool:
         """Whether the actor's adapter goes to the engine without its base model."""
         return self.adapter == "separate"

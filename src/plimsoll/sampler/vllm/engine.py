@@ -441,7 +441,6 @@ def calls_of(name: str, tokenizer: PreTrainedTokenizerBase) -> ExtractCalls:
 ENGINE = RolloutBuild(
     start=VllmEngine,
     environment=environment,
-    as_published=True,
     memory_settings=memory_settings,
     logged_error=logged_error,
     calls_of=calls_of,

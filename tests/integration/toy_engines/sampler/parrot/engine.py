@@ -58,7 +58,6 @@ class ParrotEngine(TransformersEngine):
 ENGINE = RolloutBuild(
     start=ParrotEngine,
     environment=environment,
-    as_published=False,
     memory_settings=lambda spec: "",
     logged_error=lambda log: None,
 )
