@@ -121,8 +121,11 @@ def send_experts(place: Place, model: Path, out: Path) -> tuple[int, dict[str, t
     worker = Worker(place)
     worker.load_model("actor", Setting(ZeroConfig(stage=3)).role(model))
     plan = open_way(worker, 3000, as_published=True)
-    buckets = [worker.weight_bucket("actor", planned, True) for planned in plan.buckets]
-    sent = {n: t.clone() for b in buckets if b is not None for n, t in tensors_in(b).items()}
+    sent: dict[str, torch.Tensor] = {}
+    for planned in plan.buckets:
+        bucket = worker.weight_bucket("actor", planned, True)
+        if bucket is not None:  # whose memory is that of the next bucket but one
+            sent |= {name: tensor.clone() for name, tensor in tensors_in(bucket).items()}
     worker.save_model("actor", out)
     return sum(planned.experts is not None for planned in plan.buckets), sent
 

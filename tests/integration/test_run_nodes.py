@@ -219,7 +219,7 @@ def test_rewards_in_processes_are_computed_on_all_nodes(
     monkeypatch.chdir(tmp_path)
     lines = "import os\n\ndef parent(trajectory):\n    return os.getppid()\n"
     (tmp_path / "my_rewards.py").write_text(lines)
-    config = RewardConfig(name="my_rewards:parent", process=True)
+    config = RewardConfig(name="my_rewards.py:parent", process=True)
     ids, logprobs = np.arange(2), np.zeros(2, np.float32)
     answers = [
         single_turn(Prompt(i, ids, ""), 0, ids, logprobs, "", "stop", 0, group=i) for i in range(24)
