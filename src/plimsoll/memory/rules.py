@@ -32,7 +32,7 @@ from plimsoll.shapes.shape import ModelShape
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
-_RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
+_RENAMED_EXPERTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_moe")
 """Families whose experts had the names of _MLP in transformers 4, by which PEFT still finds them.
 
 See peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe.

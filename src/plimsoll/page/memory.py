@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
@@ -45,17 +45,11 @@ def _plan(run: Watched) -> Mapping[str, Any]:
 
 
 def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    """Return an entry for each kind of card; cards with the same planned items are of one kind."""
+    """Return an entry for each kind of card, with the fullest measured ones."""
     card_rows = [row for row in rows if row.measured.device is not None]
-    items = _by_device(plan)
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for card in plan.get("devices", ()):
-        planned = items.get(card["device"], ())
-        contents = sorted([i["phase"], i["role"], i["item"], i["bytes"]] for i in planned)
-        kinds.setdefault(json.dumps(contents), []).append(card)
-    places = []
-    for cards in kinds.values():
-        name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
+    items, places, kinds = _by_device(plan), [], plan.get("devices", ())
+    for cards in kinds:
+        name, capacity = cards["device"], cards["capacity_bytes"]
         predicted = items.get(name, ())
         totals = Counter[str]()
         for item in predicted:
@@ -66,8 +60,7 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
             if len(kinds) == 1
             or (row.predicted is not None and row.predicted.device == totals.get(row.phase))
         ]
-        title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
-        places.append(describe_place(title, capacity, predicted, _fullest(matching)))
+        places.append(describe_place(name, capacity, predicted, _fullest(matching)))
     if not kinds and card_rows:
         capacity = max(row.line.capacity for row in card_rows)
         places.append(describe_place("cards", capacity, (), _fullest(card_rows)))
@@ -75,17 +68,30 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
 
 
 def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    items = _by_device(plan)
-    planned = {f"node {host['node']}": host["capacity_bytes"] for host in plan.get("hosts", ())}
-    lines = {row.process: row.line.capacity for row in rows if is_node(row)}
+    """Return an entry for each kind of host, with the processes of the fullest one in each phase.
+
+    Hosts that are not in the plan have an entry each.
+    """
+    items, capacities = _by_device(plan), dict[str, int | None]()
+    kind_of: dict[str, str] = {}
+    for kind in plan.get("hosts", ()):
+        nodes = kind.get("nodes") or [kind["node"]]  # an older plan has an entry for each node
+        name = kind.get("device") or f"node {kind['node']}"
+        capacities[name] = kind["capacity_bytes"]
+        kind_of |= dict.fromkeys((f"node {node}" for node in nodes), name)
+    lines: dict[str, int] = {}
+    for row in filter(is_node, rows):
+        name = kind_of.setdefault(row.process, row.process)
+        lines[name] = min(lines.get(name, row.line.capacity), row.line.capacity)
+    processes = [row for row in rows if not is_node(row)]
     return [
         describe_place(
             name,
-            lines.get(name) or planned.get(name),
+            lines.get(name) or capacities.get(name),
             items.get(name, ()),
-            [(row, row.measured.host) for row in rows if row.node == name and not is_node(row)],
+            _fullest_host([row for row in processes if kind_of.get(row.node) == name]),
         )
-        for name in dict.fromkeys([*planned, *lines])
+        for name in dict.fromkeys(kind_of.values())
     ]
 
 
@@ -131,6 +137,17 @@ def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:
         max(((row, row.measured.device or 0) for row in phase_rows), key=lambda pair: pair[1])
         for _, phase_rows in groupby(ordered, key=lambda row: row.phase)
     ]
+
+
+def _fullest_host(rows: Sequence[LedgerRow]) -> Iterator[tuple[LedgerRow, int]]:
+    """Yield for each phase the rows of the host whose processes hold the most, and their bytes."""
+    held = Counter[tuple[str, str]]()
+    for row in rows:
+        held[row.phase, row.node] += row.measured.host
+    fullest: dict[str, str] = {}
+    for (phase, node), _ in held.most_common():
+        fullest.setdefault(phase, node)
+    yield from ((row, row.measured.host) for row in rows if fullest[row.phase] == row.node)
 
 
 def _table_rows(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:

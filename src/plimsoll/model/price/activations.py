@@ -54,8 +54,8 @@ def _kept_products(layer: Layer) -> tuple[int, int, int]:
     recomputed, and so is attention that holds its scores.
     """
     element, shape, form = layer.element, layer.shape, layer.form
-    attention = layer.tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
-    unkept = shape.softcapped or form.attention == "eager" or form.writes_scores
+    attention = layer.tokens * shape.heads * (element * shape.value_dim + _LOG_SUM_EXP)
+    unkept = shape.softcapped or form.attention == "eager" or layer.writes_scores
     plain = (linear for linear in shape.linears if linear.stacked == 1)
     linears = sum(_width(layer, linear) * linear.count // shape.layers for linear in plain)
     last = 0 if shape.experts else element * layer.hidden
@@ -267,7 +267,9 @@ class _Heights:
 
     def _positions(self) -> Item:
         tokens, element = self.layer.tokens, self.layer.element
-        wide = 2 * self.layer.shape.traits.rotary_tables * element * self.layer.shape.head_dim
+        shape = self.layer.shape
+        rotated = shape.latent.rotary if shape.latent else shape.head_dim
+        wide = 2 * shape.traits.rotary_tables * element * rotated
         numbers = 2 * _INT64 * (tokens + self.layer.work.loss_tokens)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
         return self._item("input ids and rotary tables", tokens * wide + numbers, words)
