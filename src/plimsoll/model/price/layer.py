@@ -72,14 +72,25 @@ class Layer:
         return self.tokens * self.shape.kv_heads * self.shape.value_dim
 
     @property
+    def expanded(self) -> int:
+        """The size of what latent attention makes of its narrow vector: values, and keys' parts."""
+        rotary = self.shape.latent.rotary if self.shape.latent else 0
+        return self.keys + self.values - self.tokens * self.shape.kv_heads * rotary
+
+    @property
     def attended(self) -> int:
         """The size of attention's output."""
         return self.tokens * self.shape.heads * self.shape.value_dim
 
     @property
     def attended_keys(self) -> int:
-        """The size of the keys (or values) that attention gets, repeated for query heads if so."""
+        """The size of the keys that attention gets, repeated for query heads if so."""
         return int(self.keys + (self.queries - self.keys) * self._repeated_share)
+
+    @property
+    def attended_values(self) -> int:
+        """The size of the values that attention gets, as of `attended_keys`."""
+        return int(self.values + (self.attended - self.values) * self._repeated_share)
 
     @property
     def longest_repeated(self) -> int:

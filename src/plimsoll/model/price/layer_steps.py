@@ -86,7 +86,6 @@ def _latent_projections(layer: Layer, latent: Latent) -> Iterator[LayerStep]:
     """
     tokens, element = layer.tokens, layer.element
     narrow, queries = tokens * latent.width, tokens * latent.queries
-    expanded = layer.keys + layer.values - tokens * layer.shape.kv_heads * latent.rotary
     yield _norm(layer, layer.hidden, 1, layer.saves_input((*_FROM_HIDDEN, *QUERIES)))
     if queries:
         yield linear_step(layer, ("q_a_proj",), queries + layer.hidden)
@@ -95,8 +94,8 @@ def _latent_projections(layer: Layer, latent: Latent) -> Iterator[LayerStep]:
     down = narrow + tokens * latent.rotary
     yield linear_step(layer, ("kv_a_proj_with_mqa",), down + layer.hidden)
     yield _norm(layer, narrow, 1, layer.saves_input(("kv_b_proj",)))
-    yield linear_step(layer, ("kv_b_proj",), expanded + narrow)
-    held = layer.queries + layer.keys + expanded
+    yield linear_step(layer, ("kv_b_proj",), layer.expanded + narrow)
+    held = layer.queries + layer.keys + layer.expanded
     yield LayerStep("queries, keys, values", element * held, element * (held + layer.queries))
 
 
@@ -144,7 +143,7 @@ def _attention_by_products(
     """
     longest = layer.work.longest**2
     largest = longest * layer.shape.heads
-    read = layer.queries + 2 * layer.attended_keys - (layer.keys - layer.values)
+    read = layer.queries + layer.attended_keys + layer.attended_values
     saved = FP32 * (scores + layer.gathered_keys) + (FP32 - layer.element) * read + joined
     forward = saved + FP32 * (largest + longest)  # the scores, masked, beside their softmax
     repeated = layer.element * 2 * layer.longest_repeated
@@ -264,6 +263,8 @@ def _scoring_attention(layer: Layer) -> Summit:
     """Return the point in attention, with embedding, layer input, norm, queries, keys, values."""
     element, shape, work = layer.element, layer.shape, layer.work
     projected = layer.queries + layer.keys + layer.values
+    if shape.latent is not None:  # and what queries and keys are joined from
+        projected = 2 * layer.queries + layer.keys + layer.expanded
     held = element * (3 * layer.hidden + projected + layer.gathered_keys)
     made = element * (layer.attended + layer.hidden)  # attention's output, and the layer's after it
     adapted = held + max(scoring_adapter(layer, QUERIES), made + scoring_adapter(layer, OUTPUT))
@@ -274,11 +275,13 @@ def _scoring_attention(layer: Layer) -> Summit:
     elif layer.form.attention == "eager":
         held += scores * work.tokens
     elif layer.writes_scores:  # sequence by sequence, with all that is read in fp32
-        read = 2 * layer.queries + 2 * layer.attended_keys
-        held += element * 2 * layer.queries
+        read = 2 * layer.queries + layer.attended_keys + layer.attended_values
+        held += element * 2 * layer.attended
+        if layer.form.device == "cpu":  # there the mask is added in place
+            scores = scores * 2 // 3
         held += (scores + FP32 * read // work.tokens) * work.longest
     else:
-        held += element * 2 * layer.queries
+        held += element * 2 * layer.attended
     norms = (2 + layer.has_fused_norms) * element * layer.hidden
     norms += 3 * FP32 * layer.norm_block(layer.hidden)
     highest = max(held, norms, adapted) + layer.dequantised_bytes(QUERIES)
