@@ -148,9 +148,9 @@ def _stores(job: PlannedJob, where: Literal["device", "host"]) -> Iterator[Store
             group = (*_hardware(job, card), *compared)
             slots_of.setdefault(group, []).append((kind.nodes, card))
             keys_of.setdefault(group, keys)
-    for group, slots in slots_of.items():
+    for equal, slots in slots_of.items():
         name, capacity = _hardware(job, slots[0][1])
-        contents = (job.contents[key] for key in keys_of[group])
+        contents = (job.contents[key] for key in keys_of[equal])
         held = tuple(a for allocations in contents for a in allocations if a.item.where == where)
         gap = job.constants.allocator_gap if where == "device" else 0.0
         yield Store(where, tuple(slots), name, capacity, held, gap)
@@ -324,8 +324,8 @@ def _engines(job: PlannedJob) -> Iterator[Problem]:
     site = job.engine_site
     if site is None:
         return
-    slots = [process.slot for process in job.layout.examples if process.kind == "engine worker"]
-    sizes = [card.usable_bytes for card in map(job.card, slots) if card is not None]
+    cards = job.count_cards(lambda process: process.kind == "engine worker")
+    sizes = [card.usable_bytes for card in cards]
     if sizes or job.device == "cpu":
         yield from rollout_price(site.sampler.rollout).starts(site, min(sizes, default=None))
 

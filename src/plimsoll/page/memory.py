@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
 from plimsoll.page.ledger import compare, drop_lone_nodes, fullest_of_kinds, process_kind
 from plimsoll.page.watched import Watched
-from plimsoll.run.ledger import LedgerRow, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.phases import TimedPhase
 
 PlanItem = Mapping[str, Any]
@@ -72,27 +72,21 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
 
     Hosts that are not in the plan have an entry each.
     """
-    items, capacities = _by_device(plan), dict[str, int | None]()
+    items, planned = _by_device(plan), dict[str, int | None]()
     kind_of: dict[str, str] = {}
-    for kind in plan.get("hosts", ()):
-        nodes = kind.get("nodes") or [kind["node"]]  # an older plan has an entry for each node
-        name = kind.get("device") or f"node {kind['node']}"
-        capacities[name] = kind["capacity_bytes"]
-        kind_of |= dict.fromkeys((f"node {node}" for node in nodes), name)
-    lines: dict[str, int] = {}
-    for row in filter(is_node, rows):
-        name = kind_of.setdefault(row.process, row.process)
-        lines[name] = min(lines.get(name, row.line.capacity), row.line.capacity)
-    processes = [row for row in rows if not is_node(row)]
-    return [
-        describe_place(
-            name,
-            lines.get(name) or capacities.get(name),
-            items.get(name, ()),
-            _fullest_host([row for row in processes if kind_of.get(row.node) == name]),
-        )
-        for name in dict.fromkeys(kind_of.values())
-    ]
+    for kind in plan.get("hosts", ()):  # an older plan has an entry for each node
+        name = kind.get("device", f"node {kind.get('node')}")
+        planned[name] = kind["capacity_bytes"]
+        kind_of |= {f"node {node}": name for node in kind.get("nodes", [kind.get("node")])}
+    by_kind = group_rows(rows, lambda row: kind_of.get(row.node, row.node))
+    places = []
+    for name in dict.fromkeys([*planned, *by_kind]):
+        of_kind = by_kind.get(name, [])
+        capacities = [row.line.capacity for row in of_kind if is_node(row)]
+        capacity = min(capacities, default=planned.get(name))
+        measured = _fullest_host([row for row in of_kind if not is_node(row)])
+        places.append(describe_place(name, capacity, items.get(name, ()), measured))
+    return places
 
 
 def describe_place(
@@ -139,15 +133,13 @@ def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:
     ]
 
 
-def _fullest_host(rows: Sequence[LedgerRow]) -> Iterator[tuple[LedgerRow, int]]:
-    """Yield for each phase the rows of the host whose processes hold the most, and their bytes."""
+def _fullest_host(rows: Sequence[LedgerRow]) -> list[tuple[LedgerRow, int]]:
+    """Return for each phase the rows of the host whose processes hold the most, and their bytes."""
     held = Counter[tuple[str, str]]()
     for row in rows:
         held[row.phase, row.node] += row.measured.host
-    fullest: dict[str, str] = {}
-    for (phase, node), _ in held.most_common():
-        fullest.setdefault(phase, node)
-    yield from ((row, row.measured.host) for row in rows if fullest[row.phase] == row.node)
+    fullest = {phase: node for (phase, node), _ in reversed(held.most_common())}
+    return [(row, row.measured.host) for row in rows if fullest[row.phase] == row.node]
 
 
 def _table_rows(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:

@@ -120,7 +120,8 @@ class PlannedJob:
     @cached_property
     def contents(self) -> Mapping[ContentsKey, tuple[Allocation, ...]]:
         """Everything that each kind of process holds at any moment."""
-        examples = {contents_key(self, process): process for process in self.layout.examples}
+        processes = (process for kind in self.layout.kinds for process in kind.processes)
+        examples = {contents_key(self, process): process for process in processes}
         return {key: contents_of(self, process) for key, process in examples.items()}
 
     def key(self, role: RoleName) -> str:

@@ -87,11 +87,6 @@ class Layout:
     cards_needed: int
 
     @property
-    def examples(self) -> Iterator[Process]:
-        """The processes of one node of each kind."""
-        return (process for kind in self.kinds for process in kind.processes)
-
-    @property
     def processes(self) -> Iterator[Process]:
         """Every process with a place, node by node: each node has the next ones of each group."""
         missing, numbers = {*self.unplaced}, defaultdict[ProcessKind, Iterator[int]](count)
@@ -134,14 +129,14 @@ def lay_out(spec: RunSpec[Any], cards: int, nodes: int = 1) -> Layout:
     )
 
 
-_NAMES: Mapping[NodeGroup, Literal[RankName, "engine"]] = {**RANK_NAMES, "engines": "engine"}
+_NAMES = dict[NodeGroup, Literal[RankName, "engine"]](RANK_NAMES.items()) | {"engines": "engine"}
 """The kinds of the processes of each group."""
 
 
 def _groups(spec: RunSpec[Any]) -> dict[NodeGroup, int]:
     """Return how many ranks each group has, and how many engines there are."""
-    engines: dict[NodeGroup, int] = {"engines": spec.engines.engines} if spec.engines else {}
-    return {**spec.cluster.rank_counts, **engines}
+    groups = dict[NodeGroup, int](spec.cluster.rank_counts.items())
+    return groups | ({"engines": spec.engines.engines} if spec.engines else {})
 
 
 def _shares(spec: RunSpec[Any], cards: int, nodes: int) -> Iterator[dict[NodeGroup, range]]:
