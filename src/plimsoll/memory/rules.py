@@ -153,9 +153,12 @@ def varlen(job: PlannedJob) -> Iterator[Problem]:
         if model.attention != "varlen":
             continue
         shape, dtype = job.shapes[role], model.dtype
-        obstacles = against_varlen(
-            job.device, job.capability, dtype, shape.softcapped, shape.head_dim
-        )
+        obstacles = [
+            *against_varlen(job.device, job.capability, dtype, shape.softcapped, shape.head_dim)
+        ]
+        if shape.value_dim != shape.head_dim:
+            wide = f"{shape.head_dim} and {shape.value_dim} wide"
+            obstacles.append(f"keys and values must be equally wide, and the model's are {wide}")
         if text := "; ".join(obstacles):
             what = f"{job.key(role)}.model.attention is varlen, which cannot compute {shape.name}"
             why = f"of PyTorch's varlen_attn: {text}"
