@@ -34,10 +34,15 @@ from plimsoll.cluster.protocol import Pending, Shortages
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.ray_actors import Host, Member
 from plimsoll.cluster.route import ActorRoute
+from plimsoll.commands.planning import summarize_plan
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.advise import advise
+from plimsoll.memory.plan import make_plan
+from plimsoll.memory.weigh import Ground
 from plimsoll.records import (
     BatchColumns,
     Pack,
@@ -367,6 +372,39 @@ def send_weights(members: int, stack: ExitStack) -> Job:
     return lambda: route.transfer(2**28, 1)
 
 
+def planned(cards: int) -> tuple[RunSpec[RlConfig], Ground]:
+    """Return GRPO of a 7B model on nodes of 8 cards, half of them engines', and the machines.
+
+    A micro-batch is too large for a rank.
+    """
+    nodes, model = cards // 8, {"path": "Qwen/Qwen2.5-7B", "dtype": "bfloat16"}
+    text: dict[str, Any] = {
+        "run": {"steps": 1, "directory": "out"},
+        "cluster": {"hardware": "8xA100-80GB", "host_memory": "1TB", "device": "cuda"},
+        "data": {"train": {"path": "rows.jsonl", "prompt": "prompt"}, "max_tokens": PROMPT},
+        "batch": {"prompts": 4096, "responses": GROUP, "micro_batch_tokens": 262_144},
+        "actor": {"model": model, "zero": {"stage": 3}, "optimizer": {"learning_rate": 1e-6}},
+        "reference": {"model": model},
+        "rewards": {"length": {"name": "length"}},
+        "rollout": {"vllm": {}, "engines": cards // 2, "sampling": {"max_new_tokens": RESPONSE}},
+        "algorithm": {"advantage": {"name": "grpo"}, "kl": {"place": "loss", "estimator": "k3"}},
+    }
+    text["cluster"] |= {"ranks": cards // 2, "nodes": nodes}
+    spec = spec_of(RlConfig.model_validate(text))
+    return spec, Ground(parse_cluster("8xA100-80GB", nodes, 10**12))
+
+
+def plan_run(cards: int, stack: ExitStack) -> Job:
+    """Return the plan of a run as its directory has it, with the peaks of each process."""
+    spec, ground = planned(cards)
+    return lambda: summarize_plan(spec, make_plan(spec, ground))
+
+
+def suggest(cards: int, stack: ExitStack) -> Job:
+    """Return the search for settings with which a run fits."""
+    return lambda: advise(*planned(cards))
+
+
 def _step(name: str, *, has_bytes: bool = False) -> Part:
     meaning = "1,024 prompts x 16 responses x 8,192 tokens"
     return Part(partial(step_part, name), "tokens", TOKENS, T134, meaning, has_bytes)
@@ -378,6 +416,8 @@ PARTS: dict[str, Part] = {
     **{name: _step(name) for name in ("trajectories", "train")},
     "requests": Part(ask_all, "responses", CALLS, 65536, "in flight to 64 engines"),
     "group call": Part(call_group, "ranks", (64, 128, 256, 512), 1024, "ranks, one call"),
+    "plan": Part(plan_run, "cards", (8, 64, 512, 4096), 8192, "GRPO of 7B, half of them engines'"),
+    "suggest": Part(suggest, "cards", (8, 64, 256, 1024), 8192, "the same; does not fit as it is"),
     "weight sync": Part(send_weights, "members", (18, 36, 72, 144), 1024, "70B, 256 MiB buckets"),
 }
 

@@ -63,7 +63,7 @@ def _convert_from(system: str, words: list[str]) -> None:
 
     cards = None
     if options.cluster is not None:
-        cards = len(parse_cluster(options.cluster, 1, None).nodes[0].cards) or None
+        cards = len(parse_cluster(options.cluster, 1, None).node.cards) or None
     version = {}
     if options.version is not None:
         version = {"version": trainer.read_version(options.version)}

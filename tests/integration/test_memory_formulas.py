@@ -37,6 +37,7 @@ MODELS = (
     "Qwen/Qwen2-57B-A14B",
     "zai-org/GLM-4.5-Air",
 )
+LATENT = ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite")
 
 
 def _form(path: str, head: HeadKind = "policy", trained: bool = True, **model: Any) -> TraceForm:
@@ -68,6 +69,22 @@ def _with_adapter(path: str, **model: Any) -> TraceForm:
 def test_training_a_policy(path: str, checkpointed: bool) -> None:
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), WORK)
     assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("path", "checkpointed"),
+    [
+        (LATENT[0], True),
+        (LATENT[1], "selective"),  # which makes the products of the narrow vectors anew
+        slow(LATENT[0], "selective"),
+        slow(LATENT[1], False),
+    ],
+)
+def test_latent_attention(path: str, checkpointed: bool | str) -> None:
+    found = trace_form(_form(path, gradient_checkpointing=checkpointed), WORK)
+    assert abs(found.error) < WITHIN, found
+    scored = trace_form(_form(path, trained=False), WORK)
+    assert abs(scored.error) < WITHIN, scored
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,13 @@ def _depths(
     config: PreTrainedConfig, shape: ModelShape, work: MicroBatch, every: int
 ) -> tuple[int, int]:
     """One and two periods of the pattern of layers, where their windows matter, and of checkpoints:
-    at both depths the last layer is the like of the whole's."""
+    at both depths the last layer is the like of the whole's. What is between them are no layers
+    without experts, where only the first ones have none."""
     period = lcm(every, _window_period(config, shape, work))
     first = shape.layers % period or period
-    return (first, first + period) if first > 1 else (1 + period, 1 + 2 * period)
+    dense = max(0, getattr(config, "first_k_dense_replace", 0) - 1)  # the layers after have experts
+    first += dense if first > 1 else period + dense
+    return first, first + period
 
 
 def _window_period(config: PreTrainedConfig, shape: ModelShape, work: MicroBatch) -> int:

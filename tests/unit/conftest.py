@@ -55,7 +55,7 @@ def _cpu_with_bfloat16() -> Iterator[None]:
 def _machine_with_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
     """Plans of tests/unit/memory are for the cards that each names, whatever this machine has:
     there `cluster.device: auto` is cuda, and a plan without cards is one on the CPU."""
-    [card] = parse_cluster("80GB", 1, None).nodes[0].cards
+    [card] = parse_cluster("80GB", 1, None).node.cards
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name == "memory":
             patch.setattr(decisions, "_cards_here", lambda: (card,))

@@ -98,7 +98,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
         return f"no plan of memory: {why}"
     if cluster.hardware is None or cluster.address is not None:
         return plan
-    lacking = _lacking(ground.hardware.nodes[0], find_machine(), cluster)
+    lacking = _lacking(ground.hardware.node, find_machine(), cluster)
     return replace(plan, problems=(*plan.problems, *lacking))
 
 
@@ -111,7 +111,7 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, memory)
     node = live_machine()
-    return Hardware((replace(node, host_bytes=memory or node.host_bytes),) * cluster.nodes)
+    return Hardware(replace(node, host_bytes=memory or node.host_bytes), cluster.nodes)
 
 
 def constants_of(cluster: ClusterConfig) -> Constants:

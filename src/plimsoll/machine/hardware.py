@@ -77,19 +77,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machines of a run, at least one."""
+    """The machines of a run: equal ones, at least one."""
 
-    nodes: tuple[Node, ...]
+    node: Node
+    nodes: int = 1
+    """The number of machines."""
 
     @property
     def cards(self) -> int:
         """The number of cards of all nodes."""
-        return sum(len(node.cards) for node in self.nodes)
-
-    @property
-    def cards_of_node(self) -> int:
-        """The number of cards of the node with the most."""
-        return max(len(node.cards) for node in self.nodes)
+        return self.nodes * len(self.node.cards)
 
 
 def _card(
@@ -248,7 +245,7 @@ def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
         raise ConfigError(f"The number of machines is {nodes}; give one from 1 to {_MOST_NODES:,}.")
     if host_memory is not None and host_memory <= 0:
         raise ConfigError(f"The host memory is {host_memory} bytes. Give more than 0, or nothing.")
-    return Hardware((Node(_parse_cards(text), host_memory),) * nodes)
+    return Hardware(Node(_parse_cards(text), host_memory), nodes)
 
 
 def live_machine() -> Node:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from plimsoll.config.cluster import RankKind
-from plimsoll.machine.hardware import Hardware, Node
+from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.incident import Incident, NodeState, Sighting
 from plimsoll.machine.nvidia import LiveCard
 from plimsoll.memory.advise import Suggestion, change_lines, smallest_change
@@ -339,14 +339,10 @@ def _processes(job: PlannedJob, name: str) -> list[Process]:
 
 def _with_room(hardware: Hardware, store: Store, room: int) -> Hardware:
     """Return the hardware with `room` bytes on each host, or at most `room` on each card."""
-
-    def smaller(node: Node) -> Node:
-        if store.where == "host":
-            return replace(node, host_bytes=room)
-        cards = (replace(card, usable_bytes=min(card.usable_bytes, room)) for card in node.cards)
-        return replace(node, cards=tuple(cards))
-
-    return Hardware(tuple(smaller(node) for node in hardware.nodes))
+    if store.where == "host":
+        return replace(hardware, node=replace(hardware.node, host_bytes=room))
+    cards = (replace(c, usable_bytes=min(c.usable_bytes, room)) for c in hardware.node.cards)
+    return replace(hardware, node=replace(hardware.node, cards=tuple(cards)))
 
 
 _NAMES = {

@@ -8,13 +8,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import known_card
 from plimsoll.memory.contents.contents import PlannedJob
-from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import constant_values
 from plimsoll.memory.contents.stores import (
     Store,
@@ -44,16 +42,16 @@ _OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """Return the plan as JSON values, with an entry for each single card and host.
+    """Return the plan as JSON values, with an entry for each kind of card and host.
 
-    Items are given for the fullest instant of each phase: for each card and host, they add up to
-    the bytes held at that instant.
+    An entry has the number and the places of equal cards or hosts. Items are given for the fullest
+    instant of each phase: for each kind, they add up to the bytes that one card or host holds then.
     """
     return {
         "verdict": plan.verdict,
         "band": plan.band.share,
-        "devices": [row for store in plan.devices for row in _devices(store)],
-        "hosts": [row for store in plan.hosts for row in _hosts(store)],
+        "devices": [_place(store) | {"peak": _card_peak(store.peak)} for store in plan.devices],
+        "hosts": [_place(store) | _nodes_and_peak(store) for store in plan.hosts],
         "disk": {"bytes": plan.disk_bytes},
         "items": [
             *(row for store in plan.stores for row in _items(store)),
@@ -69,30 +67,26 @@ def problem_values(plan: Plan) -> list[dict[str, Any]]:
     return [{key: getattr(problem, key) for key in _OF_PROBLEMS} for problem in plan.problems]
 
 
-def _slot_name(slot: Slot) -> str:
-    """Return the name of a slot: `node 0 card 3`, or `node 0` for its host memory."""
-    return f"node {slot.node}" if slot.card is None else f"node {slot.node} card {slot.card}"
+def _place(store: Store) -> dict[str, Any]:
+    return {"device": store.places, "count": store.count, "capacity_bytes": store.capacity}
 
 
-def _devices(store: Store) -> Iterator[dict[str, Any]]:
-    """Yield each card with its capacity, and its peak as torch and the driver would report it."""
-    use = store.peak
+def _card_peak(use: Use) -> dict[str, Any]:
+    """Return the peak of a card as torch and the driver would report it."""
     sizes = {"allocated_bytes": use.allocated, "reserved_bytes": use.reserved}
-    peak = {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}
-    for slot in store.slots:
-        yield {"device": _slot_name(slot), "capacity_bytes": store.capacity, "peak": peak}
+    return {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}
 
 
-def _hosts(store: Store) -> Iterator[dict[str, Any]]:
+def _nodes_and_peak(store: Store) -> dict[str, Any]:
     peak = {"phase": store.peak.moment.phase, "bytes": store.peak.bytes}
-    for slot in store.slots:
-        yield {"node": slot.node, "capacity_bytes": store.capacity, "peak": peak}
+    return {"nodes": [slot.node for slot in store.slots], "peak": peak}
 
 
 def _items(store: Store) -> Iterator[dict[str, Any]]:
-    for slot, use in product(store.slots, store.phases):
+    places = store.places
+    for use in store.phases:
         for item in use.items:
-            yield _item(item, use.moment.phase, use.moment.instant, _slot_name(slot))
+            yield _item(item, use.moment.phase, use.moment.instant, places)
 
 
 def _item(item: Item, phase: str, instant: str, device: str) -> dict[str, Any]:
@@ -140,11 +134,8 @@ def short_text(plan: Plan) -> str:
     it (without cards, the fullest host). Every other store gets a line; the verdict comes last.
     """
     unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
-
-    def fullness(store: Store) -> float:
-        return likely_worst(store.peak, plan.band) / (store.capacity or 1)
-
-    tabled = unsure or [max(plan.devices or plan.hosts, key=fullness)]
+    fullest = max(plan.devices or plan.hosts, key=lambda store: _fullness(store, plan))
+    tabled = unsure or [fullest]
     parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in tabled]
     lines = [_store_line(store, plan) for store in plan.stores if store not in tabled]
     more = "`plimsoll plan --all` shows every item, and draws them"
@@ -309,14 +300,13 @@ def pace_text(job: PlannedJob) -> str:
     text = f"time: a step of {tokens:,} tokens, all sequences at full length, takes at least "
     text += f"{_seconds(tokens / rate)} of computing at the cards' bf16 peak, of which runs reach "
     text += "a part"
-    kinds = ("engine", "engine worker")
-    slots = {process.slot for process in job.layout.processes if process.kind in kinds}
-    cards = [card for slot in slots if (card := job.card(slot)) is not None]
+    cards = job.count_cards(lambda process: process.kind in ("engine", "engine worker"))
     if sampler is None or job.spec.sampling is None or not cards:
         return text
     longest = max(job.spec.sampling.longest_responses.values())
     read = longest * job.policy.active_parameters * sampler.element
-    bandwidth = sum(card.memory_bandwidth for card in cards) / sampler.rollout.engines
+    bandwidth = sum(n * card.memory_bandwidth for card, n in cards.items())
+    bandwidth /= sampler.rollout.engines
     seconds = _seconds(read / bandwidth)
     return f"{text}; and {seconds} of sampling {longest:,} tokens, each of which reads the weights"
 
@@ -334,11 +324,10 @@ def tokens_at_peak(job: PlannedJob) -> float | None:
     backward pass (Kaplan et al. 2020, section 2.1). Recomputation and attention scores are left
     out. So for long sequences, the share of the peak that a run reaches is a lower bound.
     """
-    slots = {process.slot for process in job.layout.processes}
-    cards = [card for slot in slots if (card := job.card(slot)) is not None]
+    cards = job.count_cards()
     if job.device != "cuda" or not cards or not all(known_card(card.name) for card in cards):
         return None
-    return sum(card.bf16_flops for card in cards) / token_flops(job)
+    return sum(n * card.bf16_flops for card, n in cards.items()) / token_flops(job)
 
 
 def token_flops(job: PlannedJob) -> float:

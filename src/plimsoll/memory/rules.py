@@ -32,7 +32,7 @@ from plimsoll.shapes.shape import ModelShape
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
-_RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
+_RENAMED_EXPERTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_moe")
 """Families whose experts had the names of _MLP in transformers 4, by which PEFT still finds them.
 
 See peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe.
@@ -153,9 +153,12 @@ def varlen(job: PlannedJob) -> Iterator[Problem]:
         if model.attention != "varlen":
             continue
         shape, dtype = job.shapes[role], model.dtype
-        obstacles = against_varlen(
-            job.device, job.capability, dtype, shape.softcapped, shape.head_dim
-        )
+        obstacles = [
+            *against_varlen(job.device, job.capability, dtype, shape.softcapped, shape.head_dim)
+        ]
+        if shape.value_dim != shape.head_dim:
+            wide = f"{shape.head_dim} and {shape.value_dim} wide"
+            obstacles.append(f"keys and values must be equally wide, and the model's are {wide}")
         if text := "; ".join(obstacles):
             what = f"{job.key(role)}.model.attention is varlen, which cannot compute {shape.name}"
             why = f"of PyTorch's varlen_attn: {text}"

@@ -15,14 +15,8 @@ from plimsoll.config.problems import Code, Problem
 from plimsoll.config.run import RunConfig
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.local_host import LocalHost
-from plimsoll.memory.contents.contents import (
-    ContentsKey,
-    PlannedJob,
-    contents_key,
-    contents_of,
-    make_job,
-)
-from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.contents import ContentsKey, PlannedJob, contents_key, make_job
+from plimsoll.memory.contents.layout import EqualSlots
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, disk_items, verdict_of
 from plimsoll.memory.rules import find_conflicts
@@ -30,7 +24,7 @@ from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import Phase, RunSpec
 from plimsoll.run.numbers import first_of, gigabytes, plural
 from plimsoll.sampler.price import CrowdedCard, rollout_price
-from plimsoll.timeline.items import Allocation, Item, Kind, Where
+from plimsoll.timeline.items import Item, Kind, Where
 
 BAND = Band(
     0.10,
@@ -54,9 +48,8 @@ class Ground:
     """The possible error of predictions."""
 
     def under(self, spec: RunSpec[Any]) -> Ground:
-        """Return this ground with `cluster.nodes` machines, all like its first one."""
-        nodes = self.hardware.nodes[:1] * spec.cluster.nodes
-        return replace(self, hardware=replace(self.hardware, nodes=nodes))
+        """Return this ground with `cluster.nodes` machines."""
+        return replace(self, hardware=replace(self.hardware, nodes=spec.cluster.nodes))
 
 
 @dataclass(frozen=True)
@@ -108,10 +101,8 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
     Raises ConfigError if the shape of a model is unknown.
     """
     job = make_job(spec, ground.hardware, ground.constants)
-    examples = {contents_key(job, process): process for process in job.layout.processes}
-    contents = {key: contents_of(job, process) for key, process in examples.items()}
-    devices = tuple(_stores(job, contents, "device"))
-    hosts = tuple(_stores(job, contents, "host"))
+    devices = tuple(_stores(job, "device"))
+    hosts = tuple(_stores(job, "host"))
     disk = disk_items(job)
     missing = find_missing(job, disk, ground.free_disk)
     unstarted = tuple(map(Shortage, (*_cards(job), *_engines(job))))
@@ -141,39 +132,35 @@ def problems_besides(plan: Plan) -> tuple[Problem, ...]:
     return tuple(problem for problem in plan.problems if problem.code not in codes)
 
 
-def _stores(
-    job: PlannedJob,
-    contents: Mapping[ContentsKey, tuple[Allocation, ...]],
-    where: Literal["device", "host"],
-) -> Iterator[Store]:
+def _stores(job: PlannedJob, where: Literal["device", "host"]) -> Iterator[Store]:
     """Yield a store for each group of cards (or hosts) with the same hardware and contents."""
-    by_slot: dict[Slot, list[Process]] = {}
-    for process in job.layout.processes:
-        slot = process.slot if where == "device" else Slot(process.slot.node)
-        if where == "host" or slot.card is not None:
-            by_slot.setdefault(slot, []).append(process)
-    slots_of: dict[object, list[Slot]] = {}
+    slots_of: dict[object, list[EqualSlots]] = {}
     keys_of: dict[object, list[ContentsKey]] = {}
-    for slot, processes in sorted(by_slot.items()):
-        keys = [contents_key(job, process) for process in processes]
-        # The first rank also collects and sends weights. On cards it stands for the other ranks.
-        compared = keys if where == "host" else [replace(key, first=False) for key in keys]
-        group = (_hardware(job, slot), *compared)
-        slots_of.setdefault(group, []).append(slot)
-        keys_of.setdefault(group, keys)
+    for kind in job.layout.kinds:
+        by_card: dict[int | None, list[ContentsKey]] = {}
+        for process in kind.processes:
+            card = process.slot.card if where == "device" else None
+            if where == "host" or card is not None:
+                by_card.setdefault(card, []).append(contents_key(job, process))
+        for card, keys in sorted(by_card.items(), key=lambda item: item[0] or 0):
+            # The first rank also collects and sends weights. On cards it stands for the others.
+            compared = keys if where == "host" else [replace(key, first=False) for key in keys]
+            group = (*_hardware(job, card), *compared)
+            slots_of.setdefault(group, []).append((kind.nodes, card))
+            keys_of.setdefault(group, keys)
     for equal, slots in slots_of.items():
-        name, capacity = _hardware(job, slots[0])
-        held = tuple(a for key in keys_of[equal] for a in contents[key] if a.item.where == where)
+        name, capacity = _hardware(job, slots[0][1])
+        contents = (job.contents[key] for key in keys_of[equal])
+        held = tuple(a for allocations in contents for a in allocations if a.item.where == where)
         gap = job.constants.allocator_gap if where == "device" else 0.0
         yield Store(where, tuple(slots), name, capacity, held, gap)
 
 
-def _hardware(job: PlannedJob, slot: Slot) -> tuple[str, int | None]:
-    """Return the name of a slot's hardware, and the bytes that it can hold."""
-    node = job.hardware.nodes[slot.node]
-    if slot.card is None:
-        return "host memory", node.host_bytes
-    return node.cards[slot.card].name, node.cards[slot.card].usable_bytes
+def _hardware(job: PlannedJob, card: int | None) -> tuple[str, int | None]:
+    """Return the name of a card, or of the host, and the bytes that it can hold."""
+    if card is None:
+        return "host memory", job.hardware.node.host_bytes
+    return job.hardware.node.cards[card].name, job.hardware.node.cards[card].usable_bytes
 
 
 @dataclass(frozen=True)
@@ -337,8 +324,8 @@ def _engines(job: PlannedJob) -> Iterator[Problem]:
     site = job.engine_site
     if site is None:
         return
-    slots = [process.slot for process in job.layout.processes if process.kind == "engine worker"]
-    sizes = [card.usable_bytes for card in map(job.card, slots) if card is not None]
+    cards = job.count_cards(lambda process: process.kind == "engine worker")
+    sizes = [card.usable_bytes for card in cards]
     if sizes or job.device == "cpu":
         yield from rollout_price(site.sampler.rollout).starts(site, min(sizes, default=None))
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from plimsoll.page.ledger import compare, drop_lone_nodes, fullest_of_kinds, process_kind
 from plimsoll.page.watched import Watched
-from plimsoll.run.ledger import LedgerRow, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node
 from plimsoll.run.phases import TimedPhase
 
 PlanItem = Mapping[str, Any]
@@ -45,17 +45,11 @@ def _plan(run: Watched) -> Mapping[str, Any]:
 
 
 def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    """Return an entry for each kind of card; cards with the same planned items are of one kind."""
+    """Return an entry for each kind of card, with the fullest measured ones."""
     card_rows = [row for row in rows if row.measured.device is not None]
-    items = _by_device(plan)
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for card in plan.get("devices", ()):
-        planned = items.get(card["device"], ())
-        contents = sorted([i["phase"], i["role"], i["item"], i["bytes"]] for i in planned)
-        kinds.setdefault(json.dumps(contents), []).append(card)
-    places = []
-    for cards in kinds.values():
-        name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
+    items, places, kinds = _by_device(plan), [], plan.get("devices", ())
+    for cards in kinds:
+        name, capacity = cards["device"], cards["capacity_bytes"]
         predicted = items.get(name, ())
         totals = Counter[str]()
         for item in predicted:
@@ -66,8 +60,7 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
             if len(kinds) == 1
             or (row.predicted is not None and row.predicted.device == totals.get(row.phase))
         ]
-        title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
-        places.append(describe_place(title, capacity, predicted, _fullest(matching)))
+        places.append(describe_place(name, capacity, predicted, _fullest(matching)))
     if not kinds and card_rows:
         capacity = max(row.line.capacity for row in card_rows)
         places.append(describe_place("cards", capacity, (), _fullest(card_rows)))
@@ -75,18 +68,25 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
 
 
 def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
-    items = _by_device(plan)
-    planned = {f"node {host['node']}": host["capacity_bytes"] for host in plan.get("hosts", ())}
-    lines = {row.process: row.line.capacity for row in rows if is_node(row)}
-    return [
-        describe_place(
-            name,
-            lines.get(name) or planned.get(name),
-            items.get(name, ()),
-            [(row, row.measured.host) for row in rows if row.node == name and not is_node(row)],
-        )
-        for name in dict.fromkeys([*planned, *lines])
-    ]
+    """Return an entry for each kind of host, with the processes of the fullest one in each phase.
+
+    Hosts that are not in the plan have an entry each.
+    """
+    items, planned = _by_device(plan), dict[str, int | None]()
+    kind_of: dict[str, str] = {}
+    for kind in plan.get("hosts", ()):  # an older plan has an entry for each node
+        name = kind.get("device", f"node {kind.get('node')}")
+        planned[name] = kind["capacity_bytes"]
+        kind_of |= {f"node {node}": name for node in kind.get("nodes", [kind.get("node")])}
+    by_kind = group_rows(rows, lambda row: kind_of.get(row.node, row.node))
+    places = []
+    for name in dict.fromkeys([*planned, *by_kind]):
+        of_kind = by_kind.get(name, [])
+        capacities = [row.line.capacity for row in of_kind if is_node(row)]
+        capacity = min(capacities, default=planned.get(name))
+        measured = _fullest_host([row for row in of_kind if not is_node(row)])
+        places.append(describe_place(name, capacity, items.get(name, ()), measured))
+    return places
 
 
 def describe_place(
@@ -131,6 +131,15 @@ def _fullest(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, int]]:
         max(((row, row.measured.device or 0) for row in phase_rows), key=lambda pair: pair[1])
         for _, phase_rows in groupby(ordered, key=lambda row: row.phase)
     ]
+
+
+def _fullest_host(rows: Sequence[LedgerRow]) -> list[tuple[LedgerRow, int]]:
+    """Return for each phase the rows of the host whose processes hold the most, and their bytes."""
+    held = Counter[tuple[str, str]]()
+    for row in rows:
+        held[row.phase, row.node] += row.measured.host
+    fullest = {phase: node for (phase, node), _ in reversed(held.most_common())}
+    return [(row, row.measured.host) for row in rows if fullest[row.phase] == row.node]
 
 
 def _table_rows(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:

@@ -204,7 +204,7 @@ class _Ground:
         if cluster.device == "cpu":
             return ()
         if cluster.hardware is not None:
-            return parse_cluster(cluster.hardware, cluster.nodes, None).nodes[0].cards
+            return parse_cluster(cluster.hardware, cluster.nodes, None).node.cards
         if cluster.address is not None:  # on machines without GPUs torch has no CUDA build
             return None if cluster.device == "cuda" or has_cuda_build() else ()
         if cards := _cards_here():

@@ -117,7 +117,7 @@ def grown_contents(process: EngineProcess, source: str) -> Iterator[Allocation]:
     if process.kind == "engine" and (engine.has_front if process.device == "cuda" else parts > 1):
         return
     shape, element = sampler.shape, sampler.element
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * element
+    token = shape.cached_numbers() * element
     sequences, longest = sampler.sequences, sampler.longest
     cache = sequences * longest * token
     logits = sequences * shape.vocabulary * (element + 2 * 4)

@@ -19,7 +19,7 @@ from typing import Any
 
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError
-from plimsoll.shapes.shape import Linear, ModelShape, ParameterTensors, Traits
+from plimsoll.shapes.shape import Latent, Linear, ModelShape, ParameterTensors, Traits
 
 _COUNT = 4096
 """An upper bound for layers, heads and experts."""
@@ -202,6 +202,7 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     values = {**_ANY, **family["defaults"], **config}
     _check_complete(values, family_name, source)
     fields = Fields(source, values)
+    latent = _latent(fields) if family.get("latent") else None
     sizes = _sizes(fields, family)
     experts = _experts(fields, family.get("experts"), sizes)
     traits = _traits(fields, family.get("traits", {}))
@@ -221,8 +222,9 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
         shared_intermediate=experts.shared_width,
         sliding_window=window,
         sliding_layers=sliding_layers,
-        linears=tuple(_linears(fields, family["linears"], sizes, experts)),
-        other_tensors=tuple(_other_tensors(sizes, experts, traits)),
+        linears=tuple(_linears(fields, family["linears"], sizes, experts, latent)),
+        other_tensors=tuple(_other_tensors(sizes, experts, traits, latent)),
+        latent=latent,
         softcapped=bool(fields.values.get("attn_logit_softcapping")),
         logits_softcapped=bool(fields.values.get("final_logit_softcapping")),
         head_bias=family.get("head_bias", False),
@@ -265,7 +267,11 @@ def _family(config: Mapping[str, object], source: str) -> tuple[str, Mapping[str
 
 def _sizes(fields: Fields, family: Mapping[str, Any]) -> Sizes:
     hidden, heads = fields.size("hidden_size", _WIDTH), fields.size("num_attention_heads", _COUNT)
-    head_dim = fields.size_or_none("head_dim", _WIDTH)
+    if family.get("latent"):  # transformers writes the rotated dimensions as head_dim
+        names = "qk_nope_head_dim", "qk_rope_head_dim"
+        head_dim: int | None = sum(fields.size(name, _WIDTH) for name in names)
+    else:
+        head_dim = fields.size_or_none("head_dim", _WIDTH)
     if head_dim is None:
         _check_divides(fields, "num_attention_heads", heads, "hidden_size")
     kv_heads = fields.size_or_none("num_key_value_heads", _COUNT) or heads
@@ -279,6 +285,16 @@ def _sizes(fields: Fields, family: Mapping[str, Any]) -> Sizes:
         kv_heads=kv_heads,
         head_dim=head_dim or hidden // heads,
         intermediate=intermediate // widths,
+    )
+
+
+def _latent(fields: Fields) -> Latent:
+    """Return the widths of latent attention."""
+    return Latent(
+        width=fields.size("kv_lora_rank", _WIDTH),
+        queries=fields.size_or_none("q_lora_rank", _WIDTH) or 0,
+        rotary=fields.size("qk_rope_head_dim", _WIDTH),
+        values=fields.size("v_head_dim", _WIDTH),
     )
 
 
@@ -326,7 +342,11 @@ def _traits(fields: Fields, described: Mapping[str, Any]) -> Traits:
 
 
 def _linears(
-    fields: Fields, described: Mapping[str, Any], sizes: Sizes, experts: Experts
+    fields: Fields,
+    described: Mapping[str, Any],
+    sizes: Sizes,
+    experts: Experts,
+    latent: Latent | None,
 ) -> Iterator[Linear]:
     """Yield a family's linears.
 
@@ -347,9 +367,18 @@ def _linears(
         "experts": experts.layers * experts.number,
         "shared": experts.layers,
     }
+    if latent is not None:
+        widths |= {
+            "latent": latent.width,
+            "query_latent": latent.queries,
+            "rotated": latent.rotary,
+            "unrotated": sizes.heads * (sizes.head_dim - latent.rotary),
+            "values": sizes.heads * latent.values,
+        }
+        counts["query_latent" if latent.queries else "no_query_latent"] = sizes.layers
     for part, linears in described.items():
         inputs = [linear[1] for linear in linears]
-        for name, reads, gives, biased in linears if counts[part] else ():
+        for name, reads, gives, biased in linears if counts.get(part) else ():
             outputs = sum(widths[width] for width in gives.split("+"))
             # The experts of a layer are one tensor, and what reads the same input is one with it.
             stacked = experts.number * inputs.count(reads) if part == "experts" else 1
@@ -364,7 +393,9 @@ def _has_bias(fields: Fields, biased: bool | str) -> bool:
     return fields.flag(biased.removeprefix("not ")) != biased.startswith("not ")
 
 
-def _other_tensors(sizes: Sizes, experts: Experts, traits: Traits) -> Iterator[ParameterTensors]:
+def _other_tensors(
+    sizes: Sizes, experts: Experts, traits: Traits, latent: Latent | None
+) -> Iterator[ParameterTensors]:
     """Yield the weights of norms (a layer norm has a bias, too) and of routers."""
     vectors = 2 if traits.norms == "layer" else 1
     per_layer = 4 if traits.post_norms else 1 if traits.parallel else 2
@@ -373,6 +404,8 @@ def _other_tensors(sizes: Sizes, experts: Experts, traits: Traits) -> Iterator[P
     if experts.number:
         router = experts.number * sizes.hidden
         yield ParameterTensors(router, router * experts.layers)
+    for width in filter(None, (latent.width, latent.queries) if latent else ()):
+        yield ParameterTensors(width, width * sizes.layers)
     if traits.query_norms:
         norms = vectors * 2 * sizes.layers
         yield ParameterTensors(sizes.head_dim, sizes.head_dim * norms)

@@ -159,7 +159,8 @@ def head_sizes(path: str) -> HeadSizes:
     """
     with suppress(ConfigError, OSError):
         shape = read_shape(path)
-        return HeadSizes(shape.head_dim, shape.head_dim, shape.softcapped)
+        keys = None if shape.latent else shape.head_dim  # MLA: heads of several sizes
+        return HeadSizes(keys, shape.value_dim, shape.softcapped)
     try:
         fields = read_fields(path)[1]
     except (ConfigError, OSError):  # loading says why

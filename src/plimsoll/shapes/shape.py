@@ -68,6 +68,24 @@ PLAIN = Traits()
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: keys and values are products of one narrow vector of a token.
+
+    Attributes:
+        width: the numbers of that vector (kv_lora_rank).
+        queries: the numbers of the narrow vector that queries are products of (q_lora_rank); 0 if
+            they are products of the hidden state.
+        rotary: the dimensions of a query or key that are rotated; all heads share these of the key.
+        values: the dimensions of a value; those of a query or key are `ModelShape.head_dim`.
+    """
+
+    width: int
+    queries: int
+    rotary: int
+    values: int
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A decoder's shape.
 
@@ -87,6 +105,7 @@ class ModelShape:
         linears: all kinds of linear layers of the decoder.
         other_tensors: norms, routers and all else that is neither linear, embedding nor head.
         head_bias: whether the output head has a bias.
+        latent: the widths of latent attention; None for attention without it.
         softcapped: whether attention scores are bounded.
         logits_softcapped: whether logits are bounded.
         traits: the properties of the family's code on which memory depends.
@@ -116,10 +135,25 @@ class ModelShape:
     sliding_layers: int = 0
     head_bias: bool = False
     other_tensors: tuple[ParameterTensors, ...] = ()
+    latent: Latent | None = None
     softcapped: bool = False
     logits_softcapped: bool = False
     traits: Traits = PLAIN
     origin: Literal["described", "counted", "guessed"] = "described"
+
+    @property
+    def value_dim(self) -> int:
+        """The dimensions of a value of one head."""
+        return self.latent.values if self.latent else self.head_dim
+
+    def cached_numbers(self, parallel: int = 1) -> int:
+        """Return the numbers that a token adds to the KV cache of each of `parallel` cards.
+
+        Cards divide the heads. Each card has the whole vector of latent attention.
+        """
+        if self.latent is not None:
+            return self.layers * (self.latent.width + self.latent.rotary)
+        return 2 * self.layers * -(-self.kv_heads // parallel) * self.head_dim
 
     @property
     def embedding_parameters(self) -> int:

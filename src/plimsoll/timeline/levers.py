@@ -104,7 +104,7 @@ class Situation:
     @property
     def cards(self) -> int:
         """The number of cards of all nodes."""
-        return self.spec.cluster.nodes * len(self.hardware.nodes[0].cards)
+        return self.spec.cluster.nodes * len(self.hardware.node.cards)
 
 
 def halves(count: int, least: int) -> Sequence[int]:

@@ -73,7 +73,7 @@ def test_options_win_over_the_file(capsys: Captured) -> None:
     assert main([*words, *hardware, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert [host["capacity_bytes"] for host in values["hosts"]] == [900 * 10**9] * 2
-    assert [device["device"] for device in values["devices"]] == ["node 0 card 0"]
+    assert [device["device"] for device in values["devices"]] == ["node 0, card 0"]
 
 
 def test_what_does_not_fit_ends_with_3_and_says_why(capsys: Captured) -> None:

@@ -52,7 +52,7 @@ def test_what_a_reference_takes_is_what_the_plan_says(way: str, tmp_path: Path) 
     plan = json.loads(printed.getvalue())
     sizes: dict[str, int] = defaultdict(int)
     for item in plan["items"]:
-        if item["device"] == "node 0 card 0":
+        if item["device"] == "node 0, cards 0-7":
             sizes[item["phase"]] += item["bytes"]
     card = [f" {sizes[phase] / 1e9:.3g} " if sizes[phase] else " " for phase in PHASES]
     host = f" {plan['hosts'][0]['peak']['bytes'] / 1e9:.3g} "

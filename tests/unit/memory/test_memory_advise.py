@@ -17,7 +17,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import Advice, Suggestion, advise, smallest_change
 from plimsoll.memory.contents.stores import VERDICTS
-from plimsoll.memory.levers.descent import Turned, cost_of, move_of
+from plimsoll.memory.levers.descent import Turned, cost_of, move_of, strongest_first
 from plimsoll.memory.levers.levers import LEVERS, moves_of
 from plimsoll.memory.levers.trials import Change, Trials, apply_changes, changes_between, value_at
 from plimsoll.memory.plan import make_plan, plan_values
@@ -375,3 +375,11 @@ def test_applied_changes_decide_anew_what_the_config_leaves_open() -> None:
     dtypes = [one.actor.settings_of(ZeroConfig).gradient_dtype for one in (spec, made)]
     assert dtypes == ["bfloat16", "float32"]
     assert apply_changes(spec, [Change("actor.model.quantization", "none", "nf4")]) is None
+
+
+def test_of_more_than_128_moves_a_few_are_tried() -> None:
+    moves = [{"cluster.nodes": nodes} for nodes in range(1, 897)]
+    tried = [move["cluster.nodes"] for move in strongest_first(moves)]
+    assert tried == [896, 448, 224, 112, 56, 28, 14, 7, 4, 2, 1]
+    assert [*strongest_first(moves[:128])] == moves[127::-1]
+    assert [*strongest_first([])] == []

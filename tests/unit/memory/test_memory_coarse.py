@@ -52,7 +52,7 @@ def test_a_sampler_may_say_which_share_of_its_card_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(SAMPLING, "card_share", 0.5)
-    [card] = parse_cluster("A100-80GB", 1, None).nodes[0].cards
+    [card] = parse_cluster("A100-80GB", 1, None).node.cards
     assert sampled(card) == {"share of the card": card.usable_bytes // 2}
 
 

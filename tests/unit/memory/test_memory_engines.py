@@ -61,6 +61,16 @@ def test_weights_and_keys_are_divided_by_tensor_parallel() -> None:
     assert sampler(dtype="float32").weights == 4 * PARAMETERS
 
 
+def test_latent_attention_is_divided_from_its_heads_on() -> None:
+    """DeepSeek-V2-Lite: 27 layers of 2048 x (512 + 64) numbers come before the heads."""
+    shape = read_shape("DeepSeek-V2-Lite")
+    both = 27 * 2048 * (512 + 64) + shape.other_parameters
+    whole, half = sampler(shape=shape), sampler(shape=shape, tensor_parallel=2)
+    assert whole.weights == 2 * shape.parameters
+    assert half.weights == (shape.parameters - both) + 2 * both
+    assert whole.kv_token == half.kv_token == 2 * 27 * (512 + 64)
+
+
 def test_a_stage_has_its_layers_and_the_ends_have_a_table() -> None:
     """28 layers as 9, 10 and 9: one that is left over goes before the last stage. Norms are spread
     evenly: 57 over 28 layers, rounded up."""

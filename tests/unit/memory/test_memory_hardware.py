@@ -12,6 +12,7 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.hardware import (
     CARDS,
     Card,
+    Hardware,
     Node,
     find_card,
     find_machine,
@@ -150,19 +151,19 @@ def test_a_mistyped_card_is_not_taken_for_another_makers(card: Card) -> None:
 
 def test_clusters() -> None:
     eight = parse_cluster("8xA100-80GB", nodes=2, host_memory=10**12)
-    assert eight.nodes == (Node((find_card("A100-80GB"),) * 8, 10**12),) * 2
-    assert parse_cluster("H100", 1, None).nodes == (Node((find_card("H100"),), None),)
-    assert parse_cluster(" cpu ", 1, 5).nodes == (Node((), 5),)
-    assert len(parse_cluster("4 x 4090", 1, None).nodes[0].cards) == 4
+    assert eight == Hardware(Node((find_card("A100-80GB"),) * 8, 10**12), 2)
+    assert parse_cluster("H100", 1, None) == Hardware(Node((find_card("H100"),), None))
+    assert parse_cluster(" cpu ", 1, 5) == Hardware(Node((), 5))
+    assert len(parse_cluster("4 x 4090", 1, None).node.cards) == 4
     # No tebibytes.
-    assert parse_cluster("2x2080Ti", 1, None).nodes[0].cards == (find_card("RTX2080Ti"),) * 2
+    assert parse_cluster("2x2080Ti", 1, None).node.cards == (find_card("RTX2080Ti"),) * 2
 
 
 def test_a_card_by_hand_has_the_bytes_that_are_written() -> None:
-    (node,) = parse_cluster("4x24GB", 1, None).nodes
+    node = parse_cluster("4x24GB", 1, None).node
     assert [card.usable_bytes for card in node.cards] == [24 * 10**9] * 4
     assert node.cards[0].compute_capability is None
-    assert parse_cluster("22.5GiB", 1, None).nodes[0].cards[0].usable_bytes == 45 * GIB // 2
+    assert parse_cluster("22.5GiB", 1, None).node.cards[0].usable_bytes == 45 * GIB // 2
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_card_by_hand_has_the_bytes_that_are_written() -> None:
     ],
 )
 def test_how_many_cards_may_stand_before_a_space(text: str, count: int, name: str) -> None:
-    cards = parse_cluster(text, 1, None).nodes[0].cards
+    cards = parse_cluster(text, 1, None).node.cards
     assert [card.name for card in cards] == [name] * count
 
 

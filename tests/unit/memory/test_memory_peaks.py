@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.layout import EqualSlots
 from plimsoll.memory.contents.stores import (
     Band,
     Store,
     phase_peaks,
-    slots_text,
     uses_of,
     verdict_of,
 )
@@ -36,7 +37,7 @@ ALL = (WEIGHTS, ACTIVATIONS, MOMENTS, CONTEXT)
 
 
 def store(capacity: int | None, held: tuple[Allocation, ...] = ALL, gap: float = 0.0) -> Store:
-    return Store("device", (Slot(0, 0),), "card", capacity, held, gap)
+    return Store("device", (((0,), 0),), "card", capacity, held, gap)
 
 
 def test_a_peak_is_the_largest_instant_and_no_sum_over_instants() -> None:
@@ -76,9 +77,12 @@ def test_the_share_of_an_engine_is_no_prediction() -> None:
 
 
 def test_slots_in_words() -> None:
-    assert slots_text([Slot(0)]) == "node 0"
-    assert slots_text([Slot(n) for n in (0, 1, 2, 5)]) == "nodes 0-2, 5"
-    assert slots_text([Slot(0, 0), Slot(0, 1), Slot(1, 0), Slot(1, 1)]) == "nodes 0-1, cards 0-1"
+    def places(*equal: EqualSlots) -> str:
+        return replace(store(None), equal=equal).places
+
+    assert places(((0,), None)) == "node 0"
+    assert places(((0, 1), None), ((2, 5), None)) == "nodes 0-2, 5"
+    assert places(((0, 1), 0), ((0, 1), 1)) == "nodes 0-1, cards 0-1"
 
 
 moments = st.builds(Moment, st.sampled_from(PHASES), st.sampled_from(["a", "b", "c"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -386,10 +387,11 @@ def test_the_json_has_the_agreed_keys() -> None:
     values = plan_values(plan("ppo", text, "2xA100-80GB")) | advice_values(None)
     agreed = {"verdict", "band", "devices", "hosts", "disk", "items", "problems", "suggestions"}
     assert agreed <= set(values)
-    assert [d["device"] for d in values["devices"]] == ["node 0 card 0", "node 0 card 1"]
+    assert [d["device"] for d in values["devices"]] == ["node 0, cards 0-1"]
     peak = values["devices"][0]["peak"]
     assert set(peak) == {"phase", "allocated_bytes", "reserved_bytes", "device_bytes"}
-    assert set(values["hosts"][0]) == {"node", "capacity_bytes", "peak"}
+    assert set(values["devices"][0]) == {"device", "count", "capacity_bytes", "peak"}
+    assert set(values["hosts"][0]) == {"device", "nodes", "count", "capacity_bytes", "peak"}
     assert set(values["hosts"][0]["peak"]) == {"phase", "bytes"}
     assert set(values["items"][0]) == {
         *("role", "phase", "instant", "item", "where", "device", "bytes", "formula", "source"),
@@ -397,6 +399,22 @@ def test_the_json_has_the_agreed_keys() -> None:
     assert values["disk"]["bytes"] == sum(
         i["bytes"] for i in values["items"] if i["where"] == "disk"
     )
+
+
+def test_thousands_of_cards_are_as_many_entries_as_there_are_kinds() -> None:
+    """Rank 0 and its node, further nodes of ranks, and nodes of engines."""
+    text = GRPO + "cluster: {ranks: 2048, nodes: 512}\nrollout: {engines: 2048, vllm: {}}\n"
+    values = plan_values(plan("grpo", text, "8xA100-80GB", nodes=512))
+    assert [(d["device"], d["count"]) for d in values["devices"]] == [
+        ("nodes 0-255, cards 0-7", 2048),
+        ("nodes 256-511, cards 0-7", 2048),
+    ]
+    assert [(h["device"], h["count"]) for h in values["hosts"]] == [
+        *(("node 0", 1), ("nodes 1-255", 255)),
+        ("nodes 256-511", 256),
+    ]
+    assert values["hosts"][1]["nodes"] == [*range(1, 256)]
+    assert len(json.dumps(values)) < 200_000
 
 
 def by_place(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, int]]:
@@ -445,9 +463,9 @@ def test_items_add_up_to_the_peaks_on_every_card_and_host(
         assert phases[peak["phase"]] == max(phases.values()) == peak["device_bytes"]
         assert peak["allocated_bytes"] <= peak["reserved_bytes"] <= peak["device_bytes"]
     for host in values["hosts"]:
-        phases, peak = sums["host", f"node {host['node']}"], host["peak"]
+        phases, peak = sums["host", host["device"]], host["peak"]
         assert phases[peak["phase"]] == max(phases.values()) == peak["bytes"]
-    assert len(values["hosts"]) == nodes
+    assert sorted(n for host in values["hosts"] for n in host["nodes"]) == [*range(nodes)]
     assert all(item["bytes"] > 0 and item["formula"] and item["source"] for item in values["items"])
 
 

@@ -108,9 +108,9 @@ def test_processes_of_rewards_and_environments_are_with_the_loop_from_the_first_
         "game": EnvironmentConfig(name="guess_number"),
     }
     config = ppo(engines=1).model_copy(update={"rewards": rewards, "environments": environments})
-    (node,) = parse_cluster("4xA100-80GB", 1, 10**12).nodes
+    node = parse_cluster("4xA100-80GB", 1, 10**12).node
     for cores, count in ((None, 8), (2, 2), (64, 8)):
-        hardware = Hardware((replace(node, cores=cores),))
+        hardware = Hardware(replace(node, cores=cores))
         job = make_job(spec_of(config), hardware, CONSTANTS)
         found = [
             (process.name, one.item.name, one.item.bytes, {m.phase for m in one.moments})
@@ -188,6 +188,17 @@ def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> No
             assert (measured.allocated or 0) <= (measured.reserved or 0) < use.bytes
     engine = 0 if placement == "shared" else 2
     assert found["engine 0"]["rollout"].device == cards[engine]["rollout"].bytes
+
+
+def test_equal_processes_of_other_nodes_have_equal_peaks() -> None:
+    """Ten ranks on three nodes of four cards, of which an engine has the last two."""
+    config = ppo(engines=1, vllm={"tensor_parallel": 2})
+    config = config.model_copy(update={"cluster": sft(ranks=10, nodes=3).cluster})
+    found = process_peaks(
+        make_job(spec_of(config), parse_cluster("4xA100-80GB", 3, 10**12), CONSTANTS)
+    )
+    assert {*found} == {"controller", "engine 0", *(f"rank {index}" for index in range(10))}
+    assert found["rank 1"] == found["rank 5"] == found["rank 9"] != found["rank 0"]
 
 
 def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:

@@ -17,6 +17,7 @@ from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
+LATENT = "deepseek-ai/DeepSeek-V2-Lite"
 HERE = LocalHost("", {}, (), jemalloc=True, bfloat16=True)
 
 
@@ -103,6 +104,24 @@ CASES = [
         "error",
         ["stacked in one tensor", "some of q_proj, k_proj, v_proj, o_proj"],
         {"actor.adapter.targets": ("q_proj", "o_proj")},
+    ),
+    (
+        "sft",
+        {"actor.model.path": LATENT, "actor.adapter.targets": ("all-linear",)},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["stacked in one tensor", "some of q_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj"],
+        {"actor.adapter.targets": ("q_proj", "o_proj")},
+    ),
+    (
+        "sft",
+        {"actor.model.path": LATENT, "actor.model.attention": "varlen"},
+        "8xA100-80GB",
+        "varlen-attention",
+        "error",
+        ["equally wide", "192 and 128"],
+        {"actor.model.attention": "auto"},
     ),
     (
         "sft",

@@ -159,7 +159,7 @@ def test_the_installed_vllm_labels_tokens() -> None:
 
 def test_a_share_that_is_not_free_at_the_start() -> None:
     """The engine is on card 1, of which half is asked for: 42.5 GB of an A100."""
-    usable = parse_cluster("A100-80GB", 1, None).nodes[0].cards[0].usable_bytes
+    usable = parse_cluster("A100-80GB", 1, None).node.cards[0].usable_bytes
     asked = usable // 2
     full = conflicts("ppo", {}, here=replace(HERE, free_bytes=(0, asked - 1)))[
         "vllm-share-not-free"

@@ -42,6 +42,16 @@ GLM = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 2,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_group": 2,
+    "topk_group": 1,
+}
 TYPES = ["full_attention"] * 2 + ["sliding_attention"] * 4
 WINDOW = {"use_sliding_window": True, "sliding_window": 16}
 
@@ -69,6 +79,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"head_dim": 16, "sliding_window": 16, "sliding_window_pattern": 2}),
     ("glm4_moe", {**GLM, "head_dim": 16, "attention_bias": True}),
     ("glm4_moe", {**GLM, "use_qk_norm": True}),
+    ("deepseek_v2", {**GLM, **LATENT, "q_lora_rank": None}),
+    ("deepseek_v2", {**GLM, **LATENT, "attention_bias": True}),
+    ("deepseek_v3", {**GLM, **LATENT}),
+    ("deepseek_v3", {**GLM, **LATENT, "q_lora_rank": None, "attention_bias": True}),
     ("phi", {}),
     ("phi", {"qk_layernorm": True, "tie_word_embeddings": True}),
     ("phi3", {"sliding_window": 16}),
@@ -141,7 +155,7 @@ def test_tiny_models_have_the_shape_that_transformers_builds(
 
 
 def _sliding_layers(config: Any) -> int:
-    if config.model_type in ("llama", "gemma", "phi", "glm4_moe"):
+    if config.model_type in ("llama", "gemma", "phi", "glm4_moe", "deepseek_v2", "deepseek_v3"):
         return 0  # their attention knows no window
     types = getattr(config, "layer_types", None)
     if types is not None:
@@ -218,6 +232,9 @@ PUBLISHED = {
     "Qwen3-32B": 32_762_123_264,
     "Qwen3-30B-A3B": 30_532_122_624,
     "Qwen3-235B-A22B": 235_093_634_560,
+    "DeepSeek-V2": 235_741_434_880,
+    "DeepSeek-V2-Lite": 15_706_484_224,
+    "DeepSeek-V3": 671_026_419_200 - 58 * 256,  # routers' biases, which are buffers
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "gemma-2-2b": 2_614_341_888,
@@ -265,3 +282,13 @@ def test_4_bit_codes_count_as_the_elements_that_they_are_stored_as() -> None:
     assert small_parameters(shape, 100) == small_parameters(shape, 100, codes=4) == biases
     assert small_parameters(shape, 1024, codes=4) == biases + 2 * 64 * 64 // 4
     assert small_parameters(shape, 64 * 96, codes=4) == biases + 2 * 64 * (64 + 96) // 4
+
+
+def test_latent_attention_caches_one_narrow_vector_a_token_and_layer() -> None:
+    """DeepSeek-V3 keeps 512 + 64 numbers in each of 61 layers, on every card of an engine."""
+    shape = read_shape("deepseek-ai/DeepSeek-R1")
+    assert shape.cached_numbers() == shape.cached_numbers(8) == 61 * (512 + 64)
+    grouped = read_shape("Qwen2.5-7B")  # 4 key-value heads of 128 in 28 layers
+    assert [grouped.cached_numbers(cards) for cards in (1, 2, 8)] == [
+        2 * 28 * heads * 128 for heads in (4, 2, 1)
+    ]

@@ -8,7 +8,6 @@ from rule_cases import config
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import contents_of, make_job
-from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan import draw_bars, store_table, wrap_lines
@@ -35,7 +34,7 @@ def store(capacity: int | None) -> Store:
         Allocation(item("actor", "crumbs", 10**6), step),
         Allocation(item("critic", "crumbs", 10**6), step),
     )
-    return Store("device", (Slot(0, 0), Slot(0, 1)), "A100-80GB", capacity, held, 0.0)
+    return Store("device", (((0,), 0), ((0,), 1)), "A100-80GB", capacity, held, 0.0)
 
 
 def test_gigabytes_have_three_digits() -> None:

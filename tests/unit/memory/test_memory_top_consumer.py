@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from plan_cases import plan, read_spec
 
-from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.weigh import Plan, find_top_consumer
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment
@@ -135,9 +134,9 @@ def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
 
     items = (held("weights", 50), held("gradients", 40), held("optimizer states", 60))
     spec = read_spec("sft", SFT.replace("ADAM", "none"))
-    store = Store("device", (Slot(0, 0),), "card", 30, items, 0.0)
+    store = Store("device", (((0,), 0),), "card", 30, items, 0.0)
     top = find_top_consumer(store, spec)
     assert top.what == "the actor's optimizer states"
     assert not top.alone and top.bytes == 60
-    enough = find_top_consumer(Store("device", (Slot(0, 0),), "card", 105, items, 0.0), spec)
+    enough = find_top_consumer(Store("device", (((0,), 0),), "card", 105, items, 0.0), spec)
     assert (enough.what, enough.alone) == ("the actor's optimizer states", True)

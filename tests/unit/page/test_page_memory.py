@@ -55,7 +55,7 @@ def test_a_host_has_its_roles_and_items_beside_its_processes(tmp_path: Path) -> 
     plan = {
         "verdict": "fits",
         "devices": [],
-        "hosts": [{"node": 0, "capacity_bytes": 90}],
+        "hosts": [{"device": "node 0", "nodes": [0], "capacity_bytes": 90}],
         "items": [
             item("node 0", "score", "reference", "weights", 7),
             item("node 0", "score", "actor", "weights", 5),
@@ -84,7 +84,7 @@ def test_a_host_has_its_roles_and_items_beside_its_processes(tmp_path: Path) -> 
 
 def test_cards_that_are_planned_alike_are_one_and_have_their_own_processes(tmp_path: Path) -> None:
     """Three cards: two hold a rank each, one an engine."""
-    weights = [("node 0 card 0", 5), ("node 0 card 1", 5), ("node 0 card 2", 8)]
+    weights = [("node 0, cards 0-1", 5), ("node 0, card 2", 8)]
     plan = {
         "devices": [{"device": name, "capacity_bytes": 10} for name, _ in weights],
         "hosts": [],
@@ -99,10 +99,43 @@ def test_cards_that_are_planned_alike_are_one_and_have_their_own_processes(tmp_p
     )
     assert [(place["name"], sizes(place)) for place in found["places"][:2]] == [
         (
-            "node 0 card 0, and 1 like it",
+            "node 0, cards 0-1",
             {"rollout": ([("actor", "weights", 5)], [("rank 1", 6)])},
         ),
-        ("node 0 card 2", {"rollout": ([("actor", "weights", 8)], [("engine 0", 9)])}),
+        ("node 0, card 2", {"rollout": ([("actor", "weights", 8)], [("engine 0", 9)])}),
+    ]
+
+
+def node_row(node: str, process: str, host: int, capacity: int = 100) -> LedgerRow:
+    held = Footprint(host)
+    return LedgerRow(1, "score", process, node, None, held, held, Line(50, capacity), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ([{"device": "nodes 0-1", "nodes": [0, 1], "capacity_bytes": 90}], ["nodes 0-1"]),
+        # as older versions wrote it
+        ([{"node": node, "capacity_bytes": 90} for node in (0, 1)], ["node 0", "node 1"]),
+    ],
+)
+def test_of_equal_hosts_the_fullest_is_shown(
+    hosts: list[dict[str, Any]], names: list[str], tmp_path: Path
+) -> None:
+    items = [item(name, "score", "actor", "weights", 5) for name in names]
+    rows = (
+        *(node_row("node 0", "rank 0", 3), node_row("node 0", "rank 1", 4)),
+        *(node_row("node 1", "rank 2", 6), node_row("node 1", "rank 3", 5)),
+        *(node_row("node 0", "node 0", 7), node_row("node 1", "node 1", 11, capacity=80)),
+    )
+    found = shown(tmp_path, {"devices": [], "hosts": hosts, "items": items}, *rows)
+    fullest = [("rank 2", 6), ("rank 3", 5)]
+    measured = [fullest] if len(names) == 1 else [[("rank 0", 3), ("rank 1", 4)], fullest]
+    assert [(place["name"], place["capacity"], sizes(place)) for place in found["places"]] == [
+        (name, capacity, {"score": ([("actor", "weights", 5)], processes)})
+        for name, capacity, processes in zip(
+            names, [80] if len(names) == 1 else [100, 80], measured, strict=True
+        )
     ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -91,15 +92,16 @@ class PlannedJob:
         sampler, sampling = self.sampler, self.spec.sampling
         if sampler is None or sampling is None:
             return None
-        cores, environments = self.hardware.nodes[0].cores, sampling.environments
+        cores, environments = self.hardware.node.cores, sampling.environments
         episodes = episodes_at_once(environments, sampler.rollout, cores) if environments else None
         return EngineSite(self.spec, sampler, self.hardware, self.device, self.capability, episodes)
 
     @property
     def engine_cards(self) -> tuple[int, ...]:
         """The numbers of the first node's cards that engines use."""
-        slots = {p.slot for p in self.layout.processes if p.kind == "engine worker"}
-        return tuple(sorted(s.card for s in slots if s.node == 0 and s.card is not None))
+        here = self.layout.kinds[0].processes
+        cards = {process.slot.card for process in here if process.kind == "engine worker"}
+        return tuple(sorted(card for card in cards if card is not None))
 
     @cached_property
     def computing(self) -> frozenset[Moment]:
@@ -114,23 +116,40 @@ class PlannedJob:
     @cached_property
     def capability(self) -> Capability | None:
         """The lowest compute capability of the run's cards; None if none is known."""
-        cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
-        return min((c.compute_capability for c in cards if c.compute_capability), default=None)
+        known = (card.compute_capability for card in self.count_cards())
+        return min(filter(None, known), default=None)
+
+    @cached_property
+    def contents(self) -> Mapping[ContentsKey, tuple[Allocation, ...]]:
+        """Everything that each kind of process holds at any moment."""
+        processes = (process for kind in self.layout.kinds for process in kind.processes)
+        examples = {contents_key(self, process): process for process in processes}
+        return {key: contents_of(self, process) for key, process in examples.items()}
 
     def key(self, role: RoleName) -> str:
         """Return the config's key of a role."""
         return self.spec.roles[role].key
 
+    def count_cards(
+        self, wanted: Callable[[Process], bool] = lambda process: True
+    ) -> Mapping[Card, int]:
+        """Return how many cards of each kind have processes of the wanted kinds."""
+        counts = Counter[Card]()
+        for kind in self.layout.kinds:
+            slots = {process.slot for process in kind.processes if wanted(process)}
+            for card in filter(None, map(self.card, slots)):
+                counts[card] += len(kind.nodes)
+        return counts
+
     def card(self, slot: Slot) -> Card | None:
         """Return the card of a slot; None if the slot is a node alone."""
-        return None if slot.card is None else self.hardware.nodes[slot.node].cards[slot.card]
+        return None if slot.card is None else self.hardware.node.cards[slot.card]
 
 
 def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> PlannedJob:
     """Return the job of a run. Raises ConfigError for a model whose shape cannot be known."""
-    cards = [len(node.cards) for node in hardware.nodes]
     device: Device = "cuda" if hardware.cards and spec.cluster.device != "cpu" else "cpu"
-    layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
+    layout = lay_out(spec, len(hardware.node.cards) if device == "cuda" else 0, hardware.nodes)
     read = {path: find_shape(path) for path in dict.fromkeys(m.path for m in spec.models.values())}
     shapes = {name: read[model.path] for name, model in spec.models.items()}
     moments = job_moments([spec.roles[name] for name in shapes], spec.phases)
@@ -198,7 +217,7 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     groups |= {"engine": parts, "engine worker": parts}
     group = groups.get(process.kind, 1)
     libraries = "worker_process" if sampler is None else rollout_price(sampler.rollout).libraries
-    cuda_build = job.hardware.nodes[process.slot.node].cuda_build
+    cuda_build = job.hardware.node.cuda_build
     by_nccl = job.sending is not None and job.sending.route == "nccl"
     sends = (process.kind == "rank" and process.index == 0) or process.samples
     facts = group, (group > 1) + (by_nccl and sends), libraries, cuda_build
@@ -269,7 +288,7 @@ def _rewards(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     They start with the first responses, on the node of the process that runs the loop; those that
     compute rewards on every node (cluster/ray_rewards.py).
     """
-    sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
+    sampling, node = job.spec.sampling, job.hardware.node
     if sampling is None:
         return
     if process.kind == "ray" and process.slot.node > 0:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import groupby
 from typing import Any, Literal
 
-from plimsoll.memory.contents.contents import PlannedJob, contents_of
-from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.contents import ContentsKey, PlannedJob, contents_key
+from plimsoll.memory.contents.layout import EqualSlots, Process, Slot
 from plimsoll.model.price.form import trained_parameters
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import PHASES, Phase, RunSpec
@@ -148,7 +148,8 @@ class Store:
     """A card, or a node's host memory; equal ones are one store with several slots."""
 
     where: Literal["device", "host"]
-    slots: tuple[Slot, ...]
+    equal: tuple[EqualSlots, ...]
+    """The cards or hosts, by kinds of nodes."""
     hardware: str
     """The name of the hardware, such as A100-80GB."""
     capacity: int | None
@@ -174,6 +175,24 @@ class Store:
         return fullest(self.uses)
 
     @property
+    def count(self) -> int:
+        """The number of these cards or hosts."""
+        return sum(len(nodes) for nodes, _ in self.equal)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Each of these cards or hosts, in order."""
+        return tuple(sorted(Slot(node, card) for nodes, card in self.equal for node in nodes))
+
+    @property
+    def places(self) -> str:
+        """These cards or hosts in words, such as `node 0, cards 0-7` or `nodes 0-3`."""
+        numbers = sorted({node for nodes, _ in self.equal for node in nodes})
+        cards = sorted({card for _, card in self.equal if card is not None})
+        text = f"node{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
+        return f"{text}, card{'s' * (len(cards) > 1)} {_ranges(cards)}" if cards else text
+
+    @property
     def place(self) -> str:
         """The word for such a store: "node" or "card"."""
         return "node" if self.where == "host" else "card"
@@ -181,8 +200,8 @@ class Store:
     @property
     def name(self) -> str:
         """The name for display, such as `8 x A100-80GB (node 0, cards 0-7)`."""
-        count = f"{len(self.slots)} x " if len(self.slots) > 1 or self.where == "device" else ""
-        return f"{count}{self.hardware} ({slots_text(self.slots)})"
+        count = f"{self.count} x " if self.count > 1 or self.where == "device" else ""
+        return f"{count}{self.hardware} ({self.places})"
 
     @property
     def without_engines(self) -> Store:
@@ -215,14 +234,6 @@ def likely_worst(use: Use, band: Band) -> float:
     return use.bytes + band.share * (use.bytes - exact)
 
 
-def slots_text(slots: Sequence[Slot]) -> str:
-    """Return the slots in words, such as `node 0, cards 0-7` or `nodes 0-3`."""
-    nodes = sorted({slot.node for slot in slots})
-    cards = sorted({slot.card for slot in slots if slot.card is not None})
-    text = f"node{'s' * (len(nodes) > 1)} {_ranges(nodes)}"
-    return f"{text}, card{'s' * (len(cards) > 1)} {_ranges(cards)}" if cards else text
-
-
 def _ranges(numbers: Sequence[int]) -> str:
     runs = [
         [number for _, number in group]
@@ -240,8 +251,14 @@ def process_peaks(job: PlannedJob) -> dict[str, Footprints]:
     scoring. Ray's own processes are left out, because they are not measured.
     """
     read = [process for process in job.layout.processes if process.kind != "ray"]
+    keys = {process: contents_key(job, process) for process in read}
+    on_card: dict[Slot, tuple[ContentsKey, ...]] = {}
+    for process in read:
+        if process.slot.card is not None:
+            on_card[process.slot] = (*on_card.get(process.slot, ()), keys[process])
+    peaks = cache(partial(_phases, job))
     return {
-        name: _with_eval(_combine([_phases(job, process) for process in processes]))
+        name: _with_eval(_combine([peaks(keys[p], on_card.get(p.slot, ())) for p in processes]))
         for name, processes in groupby(read, key=reading_name)
     }
 
@@ -251,14 +268,14 @@ def reading_name(process: Process) -> str:
     return f"engine {process.index}" if process.kind == "engine worker" else process.name
 
 
-def _phases(job: PlannedJob, process: Process) -> Footprints:
-    contents = contents_of(job, process)
+def _phases(job: PlannedJob, key: ContentsKey, sharing: Sequence[ContentsKey]) -> Footprints:
+    """Return the planned peaks of a process; `sharing` are the processes on its card, if any."""
+    contents = job.contents[key]
     host = _by_phase(contents, "host")
-    if process.slot.card is None:
+    if not sharing:
         return {phase: Footprint(_most(uses)) for phase, uses in host.items()}
     gap = job.constants.allocator_gap
-    sharing = (p for p in job.layout.processes if p.slot == process.slot)
-    on_card = [held for p in sharing for held in contents_of(job, p)]
+    on_card = [held for shared in sharing for held in job.contents[shared]]
     device, card = _by_phase(contents, "device", gap), _by_phase(on_card, "device", gap)
     return {
         phase: Footprint(

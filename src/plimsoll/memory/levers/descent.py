@@ -23,12 +23,14 @@ from plimsoll.memory.weigh import (
     problems_besides,
     shortages_of,
 )
-from plimsoll.timeline.levers import EFFECTS, Effect, Lever, Move
+from plimsoll.timeline.levers import EFFECTS, Effect, Lever, Move, halves
 
 Turned = Mapping[Lever, Move]
 """The levers that are turned, each with its move."""
 _FEW = 8
-"""Moves of a lever that are all tried, one after another."""
+"""Moves of a lever that are all tried, one after another, where the mildest is wanted."""
+_MANY = 128
+"""Moves of a lever that are all tried where the strongest is wanted."""
 
 
 def move_of(turned: Turned) -> Move:
@@ -90,7 +92,7 @@ class Descent:
         """Return the lever turned as far as possible; nothing turned if it cannot help."""
         if not self.trials.root.is_helped_by(lever):
             return {}
-        moves = reversed(self._offers({}, lever))
+        moves = strongest_first(self._offers({}, lever))
         return next(({lever: move} for move in moves if self.trials.of(move) is not None), {})
 
     def _turn_next(self, turned: Turned, levers: Sequence[Lever]) -> Turned | None:
@@ -103,7 +105,7 @@ class Descent:
         assert trial is not None, "turned to what contradicts the rest"
         for lever in filter(trial.is_helped_by, levers):
             others = without(turned, lever)
-            for move in reversed(self._offers(others, lever)):
+            for move in strongest_first(self._offers(others, lever)):
                 made = self.trials.of({**move_of(others), **move})
                 if made is not None and made.lacking < trial.lacking:
                     return {**others, lever: move}
@@ -159,7 +161,7 @@ class Descent:
             if lever.rank > most or lever in turned:
                 continue
             alone, beside = self._offers({}, lever), self._offers(turned, lever)
-            for move in (*alone[-1:], *reversed(beside)):
+            for move in (*alone[-1:], *strongest_first(beside)):
                 fewer = self.keep_needed({**turned, lever: move}, kept, last=lever)
                 if effect_of(fewer) == effect and cost_of(fewer) < cost_of(turned):
                     return self._fewest(fewer, kept)
@@ -188,6 +190,17 @@ class Descent:
         ]
         mildest = first_enough(moves, lambda move: self.is_enough({**other_keys, **move}))
         return {**others, lever: mildest} if mildest else turned
+
+
+def strongest_first(moves: Sequence[Move]) -> Sequence[Move]:
+    """Return the moves to try, the strongest first.
+
+    All of up to 128 moves are tried. Of more, which thousands of cards offer, these are the
+    strongest one, the one half as far, the one a quarter as far, and so on.
+    """
+    last = len(moves) - 1
+    places = range(last, -1, -1) if last < _MANY else [last, *halves(last, 0)]
+    return [moves[place] for place in places]
 
 
 def first_enough(moves: Sequence[Move], is_enough: Callable[[Move], bool]) -> Move | None:

@@ -155,7 +155,7 @@ def _free_cards(at: Situation, nodes: int) -> int:
 
     Engines that share the ranks' cards take none. On CPU the number is 0.
     """
-    cards = nodes * len(at.hardware.nodes[0].cards)
+    cards = nodes * len(at.hardware.node.cards)
     taken = at.spec.cluster.all_ranks + _cards_of_engines(at.spec)
     return 0 if at.device == "cpu" else cards - taken
 
@@ -183,7 +183,7 @@ def _larger_cluster(at: Situation, steps: int) -> dict[str, int]:
     Each step adds one node for each group of ranks.
     """
     cluster, nodes = at.spec.cluster, at.spec.cluster.nodes + steps
-    each = steps * (len(at.hardware.nodes[0].cards) or max(1, cluster.ranks // cluster.nodes))
+    each = steps * (len(at.hardware.node.cards) or max(1, cluster.ranks // cluster.nodes))
     own_nodes = cluster.own_nodes.counts
     if not (own_nodes or cluster.own_ranks):
         free = _free_cards(at, nodes) if at.cards else each
@@ -221,7 +221,7 @@ def _nodes_for(at: Situation, ranks: int) -> int:
 
     Without cards the further ranks get one more node.
     """
-    cluster, cards = at.spec.cluster, len(at.hardware.nodes[0].cards)
+    cluster, cards = at.spec.cluster, len(at.hardware.node.cards)
     needed = cluster.all_ranks + _cards_of_engines(at.spec) + ranks
     return max(cluster.nodes, -(-needed // cards)) if cards else cluster.nodes + bool(ranks)
 
@@ -244,7 +244,7 @@ def _apart(kind: RankKind, at: Situation) -> Sequence[Move]:
 
 def _on_own_nodes(kind: RankKind, at: Situation, ranks: int) -> dict[str, int]:
     """Return the move that gives a kind of role `ranks` ranks, and each group its own nodes."""
-    cards = len(at.hardware.nodes[0].cards) or at.spec.cluster.ranks
+    cards = len(at.hardware.node.cards) or at.spec.cluster.ranks
     groups = dict[NodeGroup, int](at.spec.cluster.rank_counts.items())
     groups |= {kind: ranks, "engines": _cards_of_engines(at.spec)}
     nodes = {f"{_OWN_NODES}.{name}": -(-count // cards) for name, count in groups.items() if count}

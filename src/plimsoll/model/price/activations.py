@@ -50,13 +50,14 @@ def _kept_products(layer: Layer) -> tuple[int, int, int]:
     """Return three sizes in bytes of what selective checkpointing keeps beside a layer's input.
 
     They are the results of the layer's linears, the attention's output, and the result of the last
-    linear, which the backward pass neither reads nor recomputes. The products of experts are
-    recomputed, and so is attention that holds its scores.
+    linear, which the backward pass neither reads nor recomputes. The products of experts and of
+    narrow inputs are recomputed, and so is attention that holds its scores.
     """
     element, shape, form = layer.element, layer.shape, layer.form
-    attention = layer.tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
-    unkept = shape.softcapped or form.attention == "eager" or form.writes_scores
-    plain = (linear for linear in shape.linears if linear.stacked == 1)
+    attention = layer.tokens * shape.heads * (element * shape.value_dim + _LOG_SUM_EXP)
+    unkept = shape.softcapped or form.attention == "eager" or layer.writes_scores
+    thin = shape.hidden // 2
+    plain = (linear for linear in shape.linears if linear.stacked == 1 and linear.inputs >= thin)
     linears = sum(_width(layer, linear) * linear.count // shape.layers for linear in plain)
     last = 0 if shape.experts else element * layer.hidden
     return layer.tokens * linears, 0 if unkept else attention, last
@@ -267,7 +268,9 @@ class _Heights:
 
     def _positions(self) -> Item:
         tokens, element = self.layer.tokens, self.layer.element
-        wide = 2 * self.layer.shape.traits.rotary_tables * element * self.layer.shape.head_dim
+        shape = self.layer.shape
+        rotated = shape.latent.rotary if shape.latent else shape.head_dim
+        wide = 2 * shape.traits.rotary_tables * element * rotated
         numbers = 2 * _INT64 * (tokens + self.layer.work.loss_tokens)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
         return self._item("input ids and rotary tables", tokens * wide + numbers, words)

@@ -63,13 +63,34 @@ class Layer:
 
     @property
     def keys(self) -> int:
-        """The size of the keys; the values have the same size."""
+        """The size of the keys."""
         return self.tokens * self.shape.kv_heads * self.shape.head_dim
 
     @property
+    def values(self) -> int:
+        """The size of the values; as large as the keys but in latent attention."""
+        return self.tokens * self.shape.kv_heads * self.shape.value_dim
+
+    @property
+    def expanded(self) -> int:
+        """The size of what latent attention makes of its narrow vector: values, and keys' parts."""
+        rotary = self.shape.latent.rotary if self.shape.latent else 0
+        return self.keys + self.values - self.tokens * self.shape.kv_heads * rotary
+
+    @property
+    def attended(self) -> int:
+        """The size of attention's output."""
+        return self.tokens * self.shape.heads * self.shape.value_dim
+
+    @property
     def attended_keys(self) -> int:
-        """The size of the keys (or values) that attention gets, repeated for query heads if so."""
+        """The size of the keys that attention gets, repeated for query heads if so."""
         return int(self.keys + (self.queries - self.keys) * self._repeated_share)
+
+    @property
+    def attended_values(self) -> int:
+        """The size of the values that attention gets, as of `attended_keys`."""
+        return int(self.values + (self.attended - self.values) * self._repeated_share)
 
     @property
     def longest_repeated(self) -> int:
@@ -157,7 +178,7 @@ class Layer:
     @property
     def aligned_mask_bytes(self) -> int:
         """The bytes of a card kernel's aligned copy of the masks, averaged over all layers."""
-        if not self._has_card_kernel or self.form.writes_scores:
+        if not self._has_card_kernel or self.writes_scores:
             return 0
         masks = self.element * self.tokens * self.work.longest
         return masks * self._masked_layers // self.shape.layers
@@ -166,7 +187,19 @@ class Layer:
     def has_cpu_kernel(self) -> bool:
         """Whether the CPU's kernel for whole packs is used (model/cpu.py)."""
         plain = not self.shape.softcapped and not self._is_windowed
-        return self.form.device == "cpu" and self.form.attention == "sdpa" and plain
+        return self._is_cpu_sdpa and plain and self.shape.latent is None
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether attention's scores are held in memory, because no kernel takes its tensors.
+
+        PyTorch's kernel for CPUs takes no values of another width than the keys.
+        """
+        return self.form.writes_scores or (self._is_cpu_sdpa and self.shape.latent is not None)
+
+    @property
+    def _is_cpu_sdpa(self) -> bool:
+        return self.form.device == "cpu" and self.form.attention == "sdpa"
 
     @property
     def _repeated_share(self) -> float:

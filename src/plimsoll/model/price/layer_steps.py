@@ -22,9 +22,10 @@ from plimsoll.model.price.layer import (
     LayerStep,
     Summit,
 )
-from plimsoll.shapes.shape import Linear
+from plimsoll.shapes.shape import Latent, Linear
 
 _SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # as SCORES, ROWS, OF_SEQUENCES: model/cpu.py
+_FROM_HIDDEN = ("q_a_proj", "kv_a_proj_with_mqa")
 _MLP_TENSORS = 4  # gate and up in one, the activated half, the product; or NewGELUActivation's
 
 
@@ -47,6 +48,18 @@ def final_norm(layer: Layer) -> LayerStep:
 
 
 def _attention(layer: Layer) -> Iterator[LayerStep]:
+    if layer.shape.latent is None:
+        yield from _projections(layer)
+    else:
+        yield from _latent_projections(layer, layer.shape.latent)
+    yield _scores(layer)
+    yield linear_step(layer, OUTPUT, layer.attended + layer.post_norm_gradient)
+    if layer.shape.traits.post_norms:
+        yield _norm(layer, layer.hidden, 1, kept=False)
+
+
+def _projections(layer: Layer) -> Iterator[LayerStep]:
+    """Yield attention's norm, its linears, and the rotary embedding."""
     element, shape = layer.element, layer.shape
     projected = layer.queries + 2 * layer.keys
     fused = any(linear.name in ("qkv_proj", "c_attn") for linear in shape.linears)
@@ -63,19 +76,36 @@ def _attention(layer: Layer) -> Iterator[LayerStep]:
         rotated = layer.queries + layer.attended_keys + values
         scratch = element * (projected + layer.queries)
         yield LayerStep("queries, keys, values", element * rotated, scratch)
-    yield _scores(layer)
-    yield linear_step(layer, OUTPUT, layer.queries + layer.post_norm_gradient)
-    if shape.traits.post_norms:
-        yield _norm(layer, layer.hidden, 1, kept=False)
+
+
+def _latent_projections(layer: Layer, latent: Latent) -> Iterator[LayerStep]:
+    """Yield attention's norm, the linears to and from its narrow vectors, and all heads' tensors.
+
+    Queries and keys are joined from their rotated and other dimensions. A value is a slice, which
+    keeps what its linear gave of the keys, too.
+    """
+    tokens, element = layer.tokens, layer.element
+    narrow, queries = tokens * latent.width, tokens * latent.queries
+    yield _norm(layer, layer.hidden, 1, layer.saves_input((*_FROM_HIDDEN, *QUERIES)))
+    if queries:
+        yield linear_step(layer, ("q_a_proj",), queries + layer.hidden)
+        yield _norm(layer, queries, 1, layer.saves_input(("q_b_proj",)))
+    yield linear_step(layer, ("q_proj", "q_b_proj"), layer.queries + (queries or layer.hidden))
+    down = narrow + tokens * latent.rotary
+    yield linear_step(layer, ("kv_a_proj_with_mqa",), down + layer.hidden)
+    yield _norm(layer, narrow, 1, layer.saves_input(("kv_b_proj",)))
+    yield linear_step(layer, ("kv_b_proj",), layer.expanded + narrow)
+    held = layer.queries + layer.keys + layer.expanded
+    yield LayerStep("queries, keys, values", element * held, element * (held + layer.queries))
 
 
 def _scores(layer: Layer) -> LayerStep:
     element, shape, tokens = layer.element, layer.shape, layer.tokens
-    output = element * layer.queries
+    output = element * layer.attended
     by_sequence = layer.form.attention == "sdpa" or shape.softcapped
     joined = output if by_sequence and layer.saves_input(OUTPUT) else 0
     gathered = element * layer.gathered_keys
-    gradients = element * (layer.queries + 2 * layer.keys) + gathered
+    gradients = element * (layer.queries + layer.keys + layer.values) + gathered
     scores = tokens * layer.work.longest * shape.heads
     largest = layer.work.longest**2 * shape.heads
     # CUDA's backward of a softmax holds the product of it and its gradient (SoftMax.cu).
@@ -91,7 +121,7 @@ def _scores(layer: Layer) -> LayerStep:
         narrow = element if element < FP32 else 0
         saved = (FP32 + narrow) * scores + 3 * output
         return LayerStep("attention scores", saved, (2 * FP32 - narrow + product) * scores)
-    if layer.form.writes_scores:
+    if layer.writes_scores:
         return _attention_by_products(layer, joined, gradients, scores, product)
     if layer.has_cpu_kernel:
         gradients = element * (layer.queries + 2 * layer.keys)
@@ -113,11 +143,11 @@ def _attention_by_products(
     """
     longest = layer.work.longest**2
     largest = longest * layer.shape.heads
-    read = layer.queries + 2 * layer.attended_keys
+    read = layer.queries + layer.attended_keys + layer.attended_values
     saved = FP32 * (scores + layer.gathered_keys) + (FP32 - layer.element) * read + joined
     forward = saved + FP32 * (largest + longest)  # the scores, masked, beside their softmax
     repeated = layer.element * 2 * layer.longest_repeated
-    output = layer.element * layer.queries
+    output = layer.element * layer.attended
     scratch = output + 2 * gradients + repeated - joined + (2 * FP32 + product) * largest
     return LayerStep("attention scores", saved, scratch, 0, forward)
 
@@ -232,8 +262,11 @@ def scoring_summit(layer: Layer) -> Summit:
 def _scoring_attention(layer: Layer) -> Summit:
     """Return the point in attention, with embedding, layer input, norm, queries, keys, values."""
     element, shape, work = layer.element, layer.shape, layer.work
-    held = element * (3 * layer.hidden + layer.queries + 2 * layer.keys + layer.gathered_keys)
-    made = element * (layer.queries + layer.hidden)  # attention's output, and the layer's after it
+    projected = layer.queries + layer.keys + layer.values
+    if shape.latent is not None:  # and what queries and keys are joined from
+        projected = 2 * layer.queries + layer.keys + layer.expanded
+    held = element * (3 * layer.hidden + projected + layer.gathered_keys)
+    made = element * (layer.attended + layer.hidden)  # attention's output, and the layer's after it
     adapted = held + max(scoring_adapter(layer, QUERIES), made + scoring_adapter(layer, OUTPUT))
     scores = 3 * FP32 * shape.heads * work.longest
     if shape.softcapped:  # sequence by sequence, with queries and keys in fp32
@@ -241,12 +274,14 @@ def _scoring_attention(layer: Layer) -> Summit:
         held += longest * work.longest
     elif layer.form.attention == "eager":
         held += scores * work.tokens
-    elif layer.form.writes_scores:  # sequence by sequence, with all that is read in fp32
-        read = 2 * layer.queries + 2 * layer.attended_keys
-        held += element * 2 * layer.queries
+    elif layer.writes_scores:  # sequence by sequence, with all that is read in fp32
+        read = 2 * layer.queries + layer.attended_keys + layer.attended_values
+        held += element * 2 * layer.attended
+        if layer.form.device == "cpu":  # there the mask is added in place
+            scores = scores * 2 // 3
         held += (scores + FP32 * read // work.tokens) * work.longest
     else:
-        held += element * 2 * layer.queries
+        held += element * 2 * layer.attended
     norms = (2 + layer.has_fused_norms) * element * layer.hidden
     norms += 3 * FP32 * layer.norm_block(layer.hidden)
     highest = max(held, norms, adapted) + layer.dequantised_bytes(QUERIES)

@@ -45,7 +45,7 @@ def _with_share(at: Situation, move: Move) -> Move:
     sampler = sampler_of(at.spec, at.policy)
     assert sampler is not None
     share = vllm_of(rollout).memory_share
-    card = min(card.usable_bytes for card in at.hardware.nodes[0].cards)
+    card = min(card.usable_bytes for card in at.hardware.node.cards)
     least = least_share(vllm_sampler(replace(sampler, rollout=rollout)), card)
     most = _largest_share(at, rollout)
     if least <= share <= most:
@@ -112,7 +112,7 @@ def _divided_engines(at: Situation) -> Sequence[Move]:
     shared = rollout.placement == "shared"
     room = cluster.all_ranks if shared else at.cards - cluster.all_ranks
     in_all = min(rollout.all_parts, room)
-    most = min(len(at.hardware.nodes[0].cards), room)
+    most = min(len(at.hardware.node.cards), room)
     moves: list[Move] = []
     for parallel in _PARALLELS:
         parts = parallel * vllm.pipeline_parallel

@@ -75,7 +75,7 @@ def division(site: EngineSite) -> Iterator[Problem]:
 
 def one_node(site: EngineSite) -> Iterator[Problem]:
     """Refuse an engine over more cards than a node has."""
-    vllm, most = _settings(site), site.hardware.cards_of_node
+    vllm, most = _settings(site), len(site.hardware.node.cards)
     if site.device == "cuda" and vllm.parts > most:
         keys, given = "rollout.vllm.tensor_parallel", f"{vllm.tensor_parallel}"
         if vllm.pipeline_parallel > 1:
@@ -221,7 +221,7 @@ def free_share(
     for number in cards:
         if number >= len(free_bytes):
             continue
-        card, free = site.hardware.nodes[0].cards[number], free_bytes[number]
+        card, free = site.hardware.node.cards[number], free_bytes[number]
         if share * card.usable_bytes > free:
             what = f"card {number} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks "
             what += f"for {gigabytes(int(share * card.usable_bytes))} GB "
@@ -240,7 +240,7 @@ def _settings(site: EngineSite) -> VllmConfig:
 
 def _kv_cache(site: EngineSite) -> int:
     """Return the bytes of an engine's KV cache, on each of its cards or on the CPU."""
-    cards = site.hardware.nodes[0].cards if site.device == "cuda" else ()
+    cards = site.hardware.node.cards if site.device == "cuda" else ()
     engine = vllm_sampler(site.sampler)
     return card_cache(engine, cards[0].usable_bytes) if cards else cpu_cache(engine)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,13 +19,16 @@ from plimsoll.sampler.vllm.speculation import (
     speculation_of,
     unpriced_speculation,
 )
-from plimsoll.shapes.shape import ModelShape
+from plimsoll.shapes.shape import Linear, ModelShape
 
 _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
 _MOST_BATCHED = 8192
 """The most tokens of a forward on a card that are chosen here: vLLM's own choice for cards of less
 than 70 GiB that sample offline. More made A100s slower (vllm/engine/arg_utils.py)."""
 _BATCH_STEP = 1024
+_COPIED = ("q_a_proj", "kv_a_proj_with_mqa")
+"""Linears of which each card has all: those of latent attention that come before its heads (vLLM:
+models/deepseek_v2.py, `fused_qkv_a_proj`)."""
 _CHUNK = 2**30
 """Bytes of the logits that vLLM verifies at once, in fp32."""
 KEPT_ASLEEP = "sleep_preserve_parameter_names"
@@ -266,12 +269,15 @@ class VllmSampler(Sampler):
         return self._weights(model, narrow) + sum(self._weights(shape, None) for shape in draft)
 
     def _weights(self, shape: ModelShape, narrow: float | None) -> int:
-        whole = shape.other_parameters
-        divided = self.element * (shape.parameters - whole)
-        if narrow is not None:
-            matrices = sum(x.count * x.inputs * x.outputs for x in shape.linears)
-            divided -= int((self.element - narrow) * matrices)
-        return -(-divided // self.vllm.tensor_parallel) + self.element * whole
+        def saved(linears: Iterable[Linear]) -> int:
+            matrices = sum(x.count * x.inputs * x.outputs for x in linears)
+            return 0 if narrow is None else int((self.element - narrow) * matrices)
+
+        copied = [linear for linear in shape.linears if linear.name in _COPIED]
+        others = [linear for linear in shape.linears if linear.name not in _COPIED]
+        whole = shape.other_parameters + sum(linear.parameters for linear in copied)
+        divided = self.element * (shape.parameters - whole) - saved(others)
+        return -(-divided // self.vllm.tensor_parallel) + self.element * whole - saved(copied)
 
     @property
     def batched_tokens(self) -> int:
@@ -290,9 +296,8 @@ class VllmSampler(Sampler):
         return sum(map(self._kv_token, self.models, dtypes))
 
     def _kv_token(self, shape: ModelShape, dtype: object) -> int:
-        heads = -(-shape.kv_heads // self.vllm.tensor_parallel)
         element = CACHE_BYTES.get(str(dtype), self.element)
-        return 2 * shape.layers * heads * shape.head_dim * element
+        return shape.cached_numbers(self.vllm.tensor_parallel) * element
 
     @property
     def profile_peak(self) -> int:
