@@ -277,6 +277,20 @@ def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool) -> Item
     return Item("process", "processes", name, "host", "process", size, formula, source)
 
 
+_ESTIMATING = 28
+"""Most bytes of a token, beside their results, that advantages were measured to need: by GRPO with
+a KL in the loss 16, in the reward 28, by GAE 16, by REINFORCE++ 28."""
+
+
+def estimating_item(spec: RunSpec[Any], sampling: Sampling) -> Item:
+    """Return what the process that runs the loop needs while it estimates a step's advantages."""
+    longest, _ = spec.longest_sequence(held_out=False)
+    size = _ESTIMATING * longest * sampling.sequences
+    formula = f"{_ESTIMATING} bytes x {longest:,} tokens x {sampling.sequences:,} trajectories"
+    name, source = "estimates of advantages", "measured: rl/batch.py: estimate_advantages"
+    return Item("process", "processes", name, "host", "process", size, formula, source)
+
+
 def waiting_item(sampling: Sampling, longest: int) -> Item | None:
     """Return the groups that wait in the host memory of the process that runs the loop, or None.
 

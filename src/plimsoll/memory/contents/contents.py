@@ -27,6 +27,7 @@ from plimsoll.sampler.price import (
     EngineProcess,
     EngineSite,
     Sampler,
+    estimating_item,
     receiving_items,
     rollout_price,
     sampler_of,
@@ -227,6 +228,9 @@ def _step(job: PlannedJob, process: Process) -> Iterator[Allocation]:
         return
     if job.spec.trained:
         yield Allocation(step_item(job.spec, sampling, in_store=not loops), job.steps)
+    if job.spec.trained and loops:
+        scoring = frozenset(moment for moment in job.steps if moment.phase == "score")
+        yield Allocation(estimating_item(job.spec, sampling), scoring)
     if process.kind == "controller" and job.sampler is not None:
         longest, _ = job.spec.longest_sequence(held_out=True)
         if (waiting := waiting_item(sampling, longest)) is not None:
