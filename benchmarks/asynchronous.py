@@ -15,7 +15,7 @@ import asyncio
 import heapq
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,7 +89,7 @@ class DelayedCluster(LocalCluster):
         self._delays, self._places = delays, asyncio.Semaphore(PLACES)
         self._queue = EngineQueue(1, PLACES)
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
+    def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
         """Call a method of `Worker`; training takes its time."""
         if task is Worker.train:
             time.sleep(self._delays.training)

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from plimsoll.cluster.protocol import Pending, Shortages
+from plimsoll.cluster.protocol import Pending, SentOnce, Shortages
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.ray_actors import Host, Member
 from plimsoll.cluster.route import ActorRoute
@@ -68,7 +68,7 @@ from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sync.channel import Channel
 from plimsoll.trainer.weights import PlannedBucket, WeightPlan
 
-Job = Callable[[], object]
+Job = Callable[[], Any]
 """What is measured; its preparation is not."""
 
 
@@ -95,10 +95,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Measured:
-    """CPU seconds of a part at its sizes; bytes a unit at the peak, if they are measured."""
+    """CPU seconds of a part at its sizes; bytes a unit at the peak and sent, if measured."""
 
     seconds: tuple[float, ...]
     peak: int | None
+    sent: int | None
 
     def exponent(self, sizes: Sequence[int]) -> float:
         """Return the slope of log seconds over log size, without the smallest size."""
@@ -124,13 +125,18 @@ class Streams:
         self.streams = streams
         self.shortages = Shortages()
         self.own_groups: dict[str, Any] = {}
+        self.sent = 0  # bytes
 
-    def call(self, task: Callable[..., Any], per_stream: Sequence[tuple[Any, ...]]) -> Pending[Any]:
+    def call(self, task: Callable[..., Any], per_stream: Iterable[tuple[Any, ...]]) -> Pending[Any]:
         """Put each stream's arguments into bytes, as Ray does, and answer."""
         answers = []
         for arguments in per_stream:
             context = ray._private.worker.global_worker.get_serialization_context()
-            context.serialize(arguments)
+            for argument in arguments:
+                if not getattr(argument, "reference", False):
+                    self.sent += context.serialize(argument).total_bytes
+                if isinstance(argument, SentOnce):
+                    argument.reference = True
             packs: Sequence[Pack] = arguments[1]
             answers.append([np.full(p.loss_tokens, -1, np.float32) for p in packs])
         return Pending(lambda: answers)
@@ -223,7 +229,7 @@ def send(cluster: Any, spec: RunSpec[RlConfig], batch: Batch, columns: BatchColu
     """Send the ranks what the actor's update needs."""
     of_loss = policy_columns(columns, has_kl_loss(spec.config.algorithm))
     for mini in batch.minis:
-        cluster.call(None, [("actor", p, [cut(of_loss, pack) for pack in p]) for p in mini.packs])
+        cluster.call(None, (("actor", p, [cut(of_loss, pack) for pack in p]) for p in mini.packs))
 
 
 def whole_step(tokens: int, stack: ExitStack) -> Job:
@@ -233,13 +239,15 @@ def whole_step(tokens: int, stack: ExitStack) -> Job:
     spec, sampled = settings(home), episodes(tokens)
     cluster: Any = Streams(STREAMS)
 
-    def step() -> None:
+    def step() -> int:
+        cluster.sent = 0
         batch = pack_batch(sampled, spec, STREAMS, STREAMS, 1)
         scores = score_batch(batch, spec, cluster)
         columns = {**scores, **estimate_advantages(batch, scores, spec.config.algorithm, 0.1, {})}
         write(home, sampled, batch, columns)
         send(cluster, spec, batch, columns)
         batch_metrics(batch, columns, 0.1)
+        return int(cluster.sent)
 
     return step
 
@@ -424,7 +432,7 @@ PARTS: dict[str, Part] = {
 
 def measure(part: Part) -> Measured:
     """Return the part's CPU seconds at all its sizes, the less of two runs each."""
-    seconds, peak = [], None
+    seconds, peak, sent = [], None, None
     for size in part.sizes:
         with ExitStack() as stack:
             job = part.prepare(size, stack)
@@ -436,10 +444,10 @@ def measure(part: Part) -> Measured:
             seconds.append(min(runs))
             if part.has_bytes and size == part.sizes[1]:
                 tracemalloc.start()
-                job()
+                sent = int(job() / size)
                 peak = int(tracemalloc.get_traced_memory()[1] / size)
                 tracemalloc.stop()
-    return Measured(tuple(seconds), peak)
+    return Measured(tuple(seconds), peak, sent)
 
 
 def main() -> None:
@@ -461,7 +469,8 @@ def main() -> None:
         exponent, far = found.exponent(part.sizes), found.at(part.target, part.sizes)
         sizes = f"{part.sizes[0]:,} to {part.sizes[-1]:,} {part.unit}"
         seconds = ", ".join(f"{s:.3g}" for s in found.seconds)
-        beside = "" if found.peak is None else f"; {found.peak} bytes a token beside the sampled"
+        beside = f"; {found.peak} bytes a token beside the sampled, {found.sent} sent to the ranks"
+        beside = "" if found.peak is None else beside
         far_text = f"{far:.3g} s at {part.target:,} ({part.meaning}){beside}"
         print(f"| {name} | {sizes} | {seconds} | {exponent:.2f} | {far_text} |", flush=True)
         figures[name] = {"sizes": part.sizes, "seconds": found.seconds, "peak": found.peak}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 TokenIds = NDArray[np.integer[Any]]
-"""Token ids: int32 in the rows of data, which are all in memory; int64 in packs."""
+"""Token ids: int32 wherever many are held; a rank makes int64 of a micro-batch's for torch."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
@@ -99,7 +99,7 @@ SAMPLER_LOGPROBS = Column(
 )
 """The sampler's log-prob (nats) of each sampled token under the distribution from which it was
 sampled (after temperature)."""
-WEIGHT_VERSIONS = Column("weight_versions", dtype="int64", what="the weight versions", sampled=True)
+WEIGHT_VERSIONS = Column("weight_versions", dtype="int32", what="the weight versions", sampled=True)
 """The version of the weights that sampled each token."""
 TOKEN_REWARDS = Column("token_rewards", what="the rewards of tokens", sampled=True)
 """Rewards that an environment gave for single tokens; absent if it gave one number."""
@@ -226,7 +226,7 @@ class Trajectory:
         group: The number of the group: the trajectories of one prompt in one step. A prompt that
             comes twice in a step has two groups.
         sample_index: The number within the group, 0 <= sample_index < group size.
-        response_tokens: All tokens that follow the prompt, shape [R].
+        response_tokens: All tokens that follow the prompt, int32, shape [R].
         loss_mask: True for tokens that were sampled, and so can be learned; shape [R].
         columns: The numbers of the tokens, shape [R] each. Sampled ones always have
             `SAMPLER_LOGPROBS` and `WEIGHT_VERSIONS`.
@@ -243,7 +243,7 @@ class Trajectory:
     prompt: Prompt
     group: int
     sample_index: int
-    response_tokens: Ints
+    response_tokens: TokenIds
     loss_mask: Bools
     columns: TokenColumns
     response_text: str
@@ -257,6 +257,15 @@ class Trajectory:
     def __post_init__(self) -> None:
         for array in (self.loss_mask, *self.columns.values()):
             assert array.shape == self.response_tokens.shape
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields as they cross to another process: mask and versions as runs."""
+        columns = {column: to_runs(array) for column, array in self.columns.items()}
+        return {**self.__dict__, "loss_mask": to_runs(self.loss_mask), "columns": columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        columns = {column: from_runs(value) for column, value in state["columns"].items()}
+        self.__dict__.update(state, loss_mask=from_runs(state["loss_mask"]), columns=columns)
 
     @property
     def reward(self) -> float:
@@ -278,7 +287,7 @@ class Trajectory:
         return self.columns[SAMPLER_LOGPROBS]
 
     @property
-    def weight_versions(self) -> Ints:
+    def weight_versions(self) -> NDArray[np.int32]:
         """The column `WEIGHT_VERSIONS`."""
         return self.columns[WEIGHT_VERSIONS]
 
@@ -292,6 +301,21 @@ class Trajectory:
         *earlier, last = map(change, self.branches)
         return replace(last, earlier=tuple(earlier))
 
+    def learned(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers of the learned tokens, given those of all; no copy if all learn."""
+        return values if self.loss_mask.all() else values[self.loss_mask]
+
+    def spread(self, learned: NDArray[Any]) -> NDArray[Any]:
+        """Return a number for each token, given those of the learned tokens; others have 0.
+
+        The inverse of `learned`.
+        """
+        if self.loss_mask.all():
+            return learned
+        values = np.zeros(self.loss_mask.shape, learned.dtype)
+        values[self.loss_mask] = learned
+        return values
+
     def add_columns(self, columns: TokenColumns) -> Trajectory:
         """Return the branch with further columns, or with others of the same names."""
         return replace(self, columns={**self.columns, **columns})
@@ -300,7 +324,7 @@ class Trajectory:
 def single_turn(
     prompt: Prompt,
     sample_index: int,
-    response_tokens: Ints,
+    response_tokens: TokenIds,
     sampler_logprobs: Floats,
     response_text: str,
     finish_reason: FinishReason,
@@ -309,22 +333,54 @@ def single_turn(
     *,
     group: int = 0,
 ) -> Trajectory:
-    """Return a response as a trajectory; all its tokens were sampled by one version of weights."""
+    """Return a response as a trajectory; all its tokens were sampled by one version of weights.
+
+    Its mask and versions are read-only arrays that hold their number once.
+    """
     shape = response_tokens.shape
     return Trajectory(
         prompt,
         group,
         sample_index,
-        response_tokens,
-        np.ones(shape, np.bool_),
+        response_tokens.astype(np.int32, copy=False),
+        np.broadcast_to(True, shape),
         {
             SAMPLER_LOGPROBS: sampler_logprobs,
-            WEIGHT_VERSIONS: np.full(shape, weight_version, np.int64),
+            WEIGHT_VERSIONS: np.broadcast_to(np.int32(weight_version), shape),
         },
         response_text,
         finish_reason,
         rewards,
     )
+
+
+def to_runs(array: NDArray[Any]) -> NDArray[Any] | tuple[NDArray[Any], Ints]:
+    """Return the value and the length of each run of equal whole numbers or truth values.
+
+    [1 1 1 2] gives ([1 2], [3 1]). An array of other numbers is returned as it is.
+    """
+    if array.dtype.kind == "f":
+        return array
+    starts = np.flatnonzero(np.concatenate([[len(array) > 0], array[1:] != array[:-1]]))
+    return array[starts], np.diff(starts, append=len(array))
+
+
+def from_runs(runs: NDArray[Any] | tuple[NDArray[Any], Ints]) -> NDArray[Any]:
+    """Return the array that `to_runs` got; if it is one run, it holds its number once."""
+    if not isinstance(runs, tuple):
+        return runs
+    values, lengths = runs
+    if len(values) == 1:
+        return np.broadcast_to(values[0], lengths)
+    return np.repeat(values, lengths)
+
+
+def hold_once(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an equal array that holds its number once, if it has a single whole number or truth.
+
+    Such an array is read-only. Any other array is returned as it is.
+    """
+    return from_runs(to_runs(array))
 
 
 class Row(Protocol):
@@ -435,15 +491,16 @@ class Pack:
     """One micro-batch: complete sequences one after another, no padding, within a token budget.
 
     Worked example: the sequences [a b c] (b, c learned) and [d e] (e learned) give
-    tokens_T = [a b c d e], positions_T = [0 1 2 0 1], cu_seqlens = [0 3 5],
-    predictor_L = [0 1 3] (the hidden states at a, b and d predict b, c and e),
-    targets_L = [b c e], cu_loss_tokens = [0 2 3].
+    tokens_T = [a b c d e], learned_T = [0 1 1 0 1], cu_seqlens = [0 3 5], cu_loss_tokens = [0 2 3].
+    A rank computes from these positions_T = [0 1 2 0 1], predictor_L = [0 1 3] (the hidden states
+    at a, b and d predict b, c and e) and targets_L = [b c e].
 
     Sequences may share their first tokens. Example: [a b c] and [a b f] (c and f learned). The
     second sequence adds only f, at position 2, and b predicts both c and f: tokens_T = [a b c f],
     positions_T = [0 1 2 2], cu_seqlens = [0 3 4], shared_S = [0 2], predictor_L = [1 1].
 
     Attributes:
+        learned_T: True for learned tokens.
         cu_seqlens: The borders in tokens_T between sequences, without shared tokens.
         shared_S: The number of first tokens that each sequence shares with its leader: the nearest
             sequence before it that shares none. 0 if the pack holds all tokens of the sequence.
@@ -451,12 +508,10 @@ class Pack:
             without learned tokens. Fillers give every rank the same number of micro-batches.
     """
 
-    tokens_T: Ints
-    positions_T: Ints
+    tokens_T: NDArray[np.int32]
+    learned_T: Bools
     cu_seqlens: NDArray[np.int32]
     shared_S: Ints
-    predictor_L: Ints
-    targets_L: Ints
     cu_loss_tokens: NDArray[np.int32]
     samples_S: Ints
 
@@ -468,7 +523,25 @@ class Pack:
     @property
     def loss_tokens(self) -> int:
         """The number of learned tokens in the pack (L)."""
-        return len(self.targets_L)
+        return int(self.cu_loss_tokens[-1])
+
+    @property
+    def positions_T(self) -> Ints:
+        """The position of each token in its sequence."""
+        firsts_S = self.cu_seqlens[:-1] - self.shared_S
+        return np.arange(self.tokens) - np.repeat(firsts_S, np.diff(self.cu_seqlens))
+
+    @property
+    def predictor_L(self) -> Ints:
+        """The index of the token before each learned token."""
+        starts_S, before_T = self.cu_seqlens[:-1], np.arange(-1, self.tokens - 1)
+        before_T[starts_S] = starts_S[leaders(self.shared_S)] + self.shared_S - 1
+        return before_T[self.learned_T]
+
+    @property
+    def targets_L(self) -> Ints:
+        """The learned tokens, as losses take them."""
+        return self.tokens_T[self.learned_T].astype(np.int64)
 
 
 @dataclass(frozen=True)

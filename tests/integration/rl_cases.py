@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -150,7 +150,7 @@ class ServingRanks:
     def own_groups(self) -> dict[str, ServingRanks]:
         return {}
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
+    def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
         results = self._processes.run(_call, task.__name__, list(per_stream))
         return Pending(lambda: results)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,9 +45,9 @@ class TogetherRanks:
         self._worker = worker
         self.shortages = Shortages(most)
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
+    def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
         results: list[Any] = [None] * self.streams
-        own = getattr(self._worker, task.__name__)(*per_stream[self._rank])
+        own = getattr(self._worker, task.__name__)(*[*per_stream][self._rank])
         dist.all_gather_object(results, own)
         return Pending(lambda: results)
 

@@ -4,7 +4,7 @@ tokens that the engine had, and gives those that were sampled the same log-probs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -56,7 +56,7 @@ class Trainer:
     streams = 1
     shortages = Shortages()
 
-    def call(self, task: Callable[..., T], per_stream: Sequence[tuple[object, ...]]) -> Pending[T]:
+    def call(self, task: Callable[..., T], per_stream: Iterable[tuple[object, ...]]) -> Pending[T]:
         results = [task(self.worker, *own) for own in per_stream]
         return Pending(lambda: results)
 
@@ -117,7 +117,7 @@ class Asked:
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         [answer] = await self.pair.engine.generate(request)
-        turn = request.prompts[0].tokens.astype(np.int64), answer.response_tokens
+        turn = request.prompts[0].tokens.astype(np.int64), answer.response_tokens.astype(np.int64)
         self.turns.setdefault(episode, []).append(turn)
         return [answer]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
@@ -46,7 +46,7 @@ class LocalCluster:
         self.own_groups: Mapping[str, Group] = {}
         self.shortages = Shortages(memory_halvings)
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
+    def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
         """Call a method of `Worker` with the arguments of the only stream."""
         results = [self._do(task, *arguments) for arguments in per_stream]
         return Pending(lambda: results)

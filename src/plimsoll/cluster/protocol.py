@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +24,16 @@ from plimsoll.run.readings import Reading
 from plimsoll.sampler.protocol import Request
 
 R = TypeVar("R")
+
+
+class SentOnce(list[R]):
+    """A list that a stream gets in several calls, such as its packs, and that crosses once.
+
+    Attributes:
+        reference: Where the ranks find the list; it stays there as long as this object lives.
+    """
+
+    reference: Any = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +122,11 @@ class Group(Protocol):
     def streams(self) -> int:
         """The number of data-parallel shares."""
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
-        """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
+    def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
+        """Begin a method of `Worker` on every rank, with the arguments of the rank's stream.
+
+        The arguments of a stream are taken when those before have been sent.
+        """
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments.

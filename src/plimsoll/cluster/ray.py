@@ -30,7 +30,7 @@ from plimsoll.cluster.exit_reason import (
 )
 from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.placement import PROCESS_NAMES, Claim
-from plimsoll.cluster.protocol import Group, Pending, Shortages
+from plimsoll.cluster.protocol import Group, Pending, SentOnce, Shortages
 from plimsoll.cluster.ray_actors import Member
 from plimsoll.cluster.ray_members import (
     EngineHome,
@@ -93,11 +93,11 @@ class RankGroup:
         """The number of data-parallel shares."""
         return len(self.members) // self.shards
 
-    def call(self, task: Callable[..., R], per_stream: Sequence[tuple[object, ...]]) -> Pending[R]:
+    def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
         """Begin a method of `Worker` on every rank, with the arguments of the rank's stream."""
-        per_rank = [own for own in per_stream for _ in range(self.shards)]
+        per_rank = (own for own in per_stream for _ in range(self.shards))
         pairs = zip(self.members, per_rank, strict=True)
-        calls = {m.actor.call.remote(task.__name__, *own): m for m, own in pairs}
+        calls = {m.actor.call.remote(task.__name__, *map(_stored, own)): m for m, own in pairs}
         return Pending(lambda: self.wait(task.__name__, calls)[:: self.shards])
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
@@ -590,6 +590,15 @@ class RayCluster(RankGroup):
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
         return error.with_sighting(text, self._sighting(member))
+
+
+def _stored(argument: object) -> object:
+    """Return an argument as it is sent: a list that is sent several times by its reference."""
+    if not isinstance(argument, SentOnce):
+        return argument
+    if argument.reference is None:
+        argument.reference = ray.put([*argument])
+    return argument.reference
 
 
 def _calls(

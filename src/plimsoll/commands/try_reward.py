@@ -248,7 +248,7 @@ def _responses(prompts: Sequence[Prompt]) -> Iterator[tuple[int, str, Trajectory
         )
         if text is not None
     ]
-    none = np.zeros(0, np.int64)
+    none = np.zeros(0, np.int32)
     for group, (prompt, kind, text) in enumerate(texts):
         logprobs = np.zeros(0, np.float32)
         response = single_turn(prompt, 0, none, logprobs, text, "stop", 0, group=group)

@@ -250,24 +250,13 @@ def _part(pack: Pack, samples: Sequence[Sample], first: int, end: int) -> Pack:
 
 def _samples(pack: Pack) -> list[Sample]:
     """Return the whole sequences of a pack."""
-    tokens: list[Ints] = []
     samples: list[Sample] = []
     for i, leader in enumerate(leaders(pack.shared_S)):
-        begin, end = pack.cu_seqlens[i : i + 2]
-        shared = int(pack.shared_S[i])
-        tokens.append(
-            np.concatenate(
-                [tokens[leader][:shared] if shared else [], pack.tokens_T[begin:end]]
-            ).astype(np.int64)
-        )
-        learned = slice(*pack.cu_loss_tokens[i : i + 2])
-        # a token learned is the one after its predictor; a sequence's first own one is predicted
-        # by a token of its leader
-        before = pack.predictor_L[learned]
-        own = np.where(before < begin, begin, before + 1) - begin + shared
-        loss_mask = np.zeros(len(tokens[i]), np.bool_)
-        loss_mask[own] = True
-        samples.append(Sample(tokens[i], loss_mask))
+        own, shared = slice(*pack.cu_seqlens[i : i + 2]), int(pack.shared_S[i])
+        first = samples[leader].tokens[:shared] if shared else pack.tokens_T[:0]
+        tokens = np.concatenate([first, pack.tokens_T[own]])
+        loss_mask = np.concatenate([np.zeros(shared, np.bool_), pack.learned_T[own]])
+        samples.append(Sample(tokens, loss_mask))
     return samples
 
 
@@ -354,27 +343,14 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
     parts = list(zip(sequences, shared_S.tolist(), strict=True))
     tokens = [sequence.tokens[shared:] for sequence, shared in parts]
     loss_mask = [sequence.loss_mask[shared:] for sequence, shared in parts]
-    tokens_T = np.concatenate(tokens, dtype=np.int64)
-    loss_at = np.flatnonzero(np.concatenate(loss_mask))
-    cu_seqlens = _cumulative([len(kept) for kept in tokens])
     return Pack(
-        tokens_T=tokens_T,
-        positions_T=np.concatenate([np.arange(shared, len(s.tokens)) for s, shared in parts]),
-        cu_seqlens=cu_seqlens,
+        tokens_T=np.concatenate(tokens, dtype=np.int32),
+        learned_T=np.concatenate(loss_mask),
+        cu_seqlens=_cumulative([len(kept) for kept in tokens]),
         shared_S=shared_S,
-        predictor_L=_before(cu_seqlens, shared_S)[loss_at],
-        targets_L=tokens_T[loss_at],
         cu_loss_tokens=_cumulative([int(kept.sum()) for kept in loss_mask]),
         samples_S=np.array(numbers, dtype=np.int64),
     )
-
-
-def _before(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
-    """Return which token of the pack precedes each token. The value for the first is unused."""
-    starts_S = cu_seqlens[:-1]
-    before_T = np.arange(-1, cu_seqlens[-1] - 1)
-    before_T[starts_S] = starts_S[leaders(shared_S)] + shared_S - 1
-    return before_T
 
 
 def _cumulative(counts: Sequence[int]) -> NDArray[np.int32]:

@@ -168,7 +168,7 @@ async def _chat(episode: Episode, body: Mapping[str, Any]) -> Response:
 
 async def _generate(episode: Episode, body: Mapping[str, Any]) -> Response:
     tokens = body.get("prompt_token_ids")
-    valid = isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens)
+    valid = isinstance(tokens, list) and all(type(t) is int and 0 <= t < 2**31 for t in tokens)
     if not valid or not tokens:
         raise DataError(f"prompt_token_ids is {short_repr(tokens)}, not a list of tokens.")
     sample = await episode.sample(tokens, read_max_tokens(body), read_stop(body))

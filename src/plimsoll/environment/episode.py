@@ -28,13 +28,13 @@ from plimsoll.records import (
     Column,
     FinishReason,
     Floats,
-    Ints,
     Prompt,
     RewardPart,
     TokenColumns,
     TokenIds,
     Trajectory,
     Turn,
+    hold_once,
 )
 from plimsoll.reward.outcome import Failed
 from plimsoll.sampler.protocol import Ask, Request, derive_seeds
@@ -47,31 +47,30 @@ class Conversation:
     prompt: Prompt
     """The prompt of the first turn. The other fields hold only what follows it."""
     turns: tuple[Turn, ...] = ()
-    tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     loss_mask: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     columns: TokenColumns = field(default_factory=dict)
 
     @property
-    def all_tokens(self) -> Ints:
+    def all_tokens(self) -> TokenIds:
         """The prompt's tokens, then all tokens after the prompt."""
-        return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int64)
+        return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int32)
 
     def add_sampled(self, sample: Trajectory, problem: str = "") -> Conversation:
         """Return the branch with a turn of the policy appended.
 
         `problem` says what is wrong with the turn's tool calls.
         """
-        tokens = np.asarray(sample.response_tokens, np.int64)
-        turn = self._turn("assistant", tokens, sample.response_text, problem)
-        return self._extend(turn, tokens, True, sample.columns)
+        turn = self._turn("assistant", sample.response_tokens, sample.response_text, problem)
+        return self._extend(turn, sample.response_tokens, True, sample.columns)
 
     def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
         """Return the branch with an answer appended; `tokens` include the template's tokens."""
-        added = np.asarray(tokens, np.int64)
+        added = np.asarray(tokens, np.int32)
         return self._extend(self._turn(role, added, text), added, False, {})
 
     def _extend(
-        self, turn: Turn, tokens: Ints, learned: bool, columns: TokenColumns
+        self, turn: Turn, tokens: TokenIds, learned: bool, columns: TokenColumns
     ) -> Conversation:
         """Return the branch with a turn appended; tokens without a column have 0 in it."""
 
@@ -93,7 +92,7 @@ class Conversation:
         turn = replace(self.turns[-1], reward=float(reward))
         return replace(self, turns=(*self.turns[:-1], turn))
 
-    def _turn(self, role: str, tokens: Ints, text: str, problem: str = "") -> Turn:
+    def _turn(self, role: str, tokens: TokenIds, text: str, problem: str = "") -> Turn:
         begin = len(self.tokens)
         return Turn(role, begin, begin + len(tokens), text, problem=problem)
 
@@ -120,8 +119,8 @@ class Conversation:
             0,
             sample_index,
             self.tokens,
-            self.loss_mask,
-            {**self.columns, TOKEN_REWARDS: rewards},
+            hold_once(self.loss_mask),
+            {**{c: hold_once(a) for c, a in self.columns.items()}, TOKEN_REWARDS: rewards},
             [turn.text for turn in self.turns if turn.role == "assistant"][-1],
             finish_reason,
             parts,
@@ -223,7 +222,7 @@ class EpisodeMessage:
 
     messages: Messages
     tools: Tools
-    prompt: Ints
+    prompt: TokenIds
     """The tokens that the turn was sampled after."""
     reply: Reply
     sample: Trajectory
@@ -273,7 +272,7 @@ class Episode:
     ) -> Trajectory:
         """Sample a turn after these tokens, add it to a branch and return it. Raises like `ask`."""
         sample = await self.ask(tokens, max_tokens, stop)
-        self.keep(np.asarray(tokens, np.int64), sample, "user", None, "")
+        self.keep(np.asarray(tokens, np.int32), sample, "user", None, "")
         return sample
 
     async def chat(
@@ -330,7 +329,7 @@ class Episode:
         policy, sampling = self.policy, self.policy.sampling
         most = self.prompt.max_new_tokens or sampling.max_new_tokens
         room = min(most, max_tokens or most, self.max_tokens - len(tokens))
-        prompt = replace(self.prompt, tokens=np.asarray(tokens, np.int64))
+        prompt = replace(self.prompt, tokens=np.asarray(tokens, np.int32))
         if stop:
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, *stop)})
         [seed] = derive_seeds([policy.seed, self.turns], 1)
@@ -338,7 +337,9 @@ class Episode:
         add_figures(self.figures, sample.figures)
         return sample
 
-    def _encode(self, codec: TurnCodec, messages: Messages, tools: Tools) -> tuple[Ints, Messages]:
+    def _encode(
+        self, codec: TurnCodec, messages: Messages, tools: Tools
+    ) -> tuple[TokenIds, Messages]:
         """Return the tokens of a conversation up to the next turn, and its new messages.
 
         Sampled turns are not rendered again: the tokens continue those of the longest earlier call
@@ -354,8 +355,8 @@ class Episode:
                 sampled = chat.sample.response_tokens
                 tokens = sampled.tolist()
                 new = following(codec.template, before, reply, after, tokens, codec.ends)
-                return np.concatenate([chat.prompt, sampled, new]).astype(np.int64), after
-        return np.array(codec.encode_prompt(messages), np.int64), messages
+                return np.concatenate([chat.prompt, sampled, new], dtype=np.int32), after
+        return np.array(codec.encode_prompt(messages), np.int32), messages
 
     def keep(
         self, prompt: TokenIds, sample: Trajectory, role: str, text: str | None, problem: str
@@ -386,7 +387,7 @@ class Episode:
         return build_trajectory(self.branches, sample_index, self.reason, reward, figures)
 
 
-def _begins(tokens: TokenIds, beginning: Ints) -> bool:
+def _begins(tokens: TokenIds, beginning: TokenIds) -> bool:
     return len(tokens) >= len(beginning) and np.array_equal(tokens[: len(beginning)], beginning)
 
 

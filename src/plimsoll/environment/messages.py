@@ -16,7 +16,7 @@ from plimsoll.data.pieces import TOOL_ROLES, Messages, Tools, answer_text, call_
 from plimsoll.data.template import Template
 from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.errors import DataError
-from plimsoll.records import Ints
+from plimsoll.records import TokenIds
 from plimsoll.reward.outcome import short_repr
 
 
@@ -173,7 +173,7 @@ class TurnCodec:
         """
         return replace(self, template=self.template.with_tools(tools)) if tools else self
 
-    def decode_reply(self, sampled: Ints, tools: Tools) -> Reply:
+    def decode_reply(self, sampled: TokenIds, tools: Tools) -> Reply:
         """Return the policy's reply, with its calls of the tools."""
         tokens = [token for token in sampled.tolist() if token not in self.ends]
         reply = self.read_reply(self.decode(tokens), tools)

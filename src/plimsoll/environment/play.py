@@ -155,7 +155,7 @@ def _next_prompt(
             return np.array(codec.encode_prompt([*before, turn, *after]), np.int32)
         sampled = sample.response_tokens.tolist()
         new = following(codec.template, before, turn, after, sampled, codec.ends)
-    return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int64)])
+    return np.concatenate([episode.branches[-1].all_tokens, np.array(new, np.int32)])
 
 
 def _first_prompt(

@@ -97,7 +97,7 @@ def score_steps(
 ) -> list[Floats]:
     """Return an array for each row: the scores (log-odds) of its steps."""
     packs = pack_rows(spec, rows, cluster)
-    return score_packs(cluster, Worker.values, spec.sender.name, packs, at_marks)
+    return score_packs(cluster, Worker.values_at, spec.sender.name, packs, at_marks)
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

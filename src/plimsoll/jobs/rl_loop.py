@@ -165,6 +165,7 @@ def train(work: RlWork, source: Source) -> RunState:
             metrics |= source.evaluate(step)
             state = record_evaluation(session, state, metrics)
         session.report(step, metrics, token_count(experience.trajectories))
+        del experience  # it would be there while the next step's is sampled
         save_when_due(session, cluster, state)
     return state
 

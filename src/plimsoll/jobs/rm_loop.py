@@ -112,7 +112,7 @@ def score_metrics(
 def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
     """Return the score of each response, in the order chosen, rejected, chosen, ...; [2 P]."""
     packs = pack_rows(spec, pairs, cluster)
-    scores = score_packs(cluster, Worker.values, spec.sender.name, packs, at_ends, layout="S")
+    scores = score_packs(cluster, Worker.values_at, spec.sender.name, packs, at_ends, layout="S")
     return np.concatenate(scores)
 
 

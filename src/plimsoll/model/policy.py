@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -114,7 +115,7 @@ class PackTensors:
     ) -> tuple[PackTensors, dict[Column, Tensor]]:
         """Return the pack and its columns on the device, which cross in one copy; see `send`."""
         arrays: dict[str, NDArray[Any]] = {
-            "tokens_T": pack.tokens_T,
+            "tokens_T": pack.tokens_T.astype(np.int64),
             "positions_T": pack.positions_T,
             "predictor_L": pack.predictor_L,
             "targets_L": pack.targets_L,

@@ -222,7 +222,7 @@ def _read_fields(item: Mapping[str, Any]) -> Trajectory:
         raise ValueError(f"the response is text, not {short_repr(response)}")
     prompt = Prompt(
         int(item.get("index") or 0),
-        np.asarray(item.get("prompt_tokens") or [], np.int64),
+        np.asarray(item.get("prompt_tokens") or [], np.int32),
         str(item.get("prompt") or ""),
         None if reference is None else reference_text(reference),
         str(item.get("source") or ""),
@@ -232,7 +232,7 @@ def _read_fields(item: Mapping[str, Any]) -> Trajectory:
         reference_value=value,
         named=item.get("named") or {},
     )
-    tokens = np.asarray(item.get("response_tokens") or [], np.int64)
+    tokens = np.asarray(item.get("response_tokens") or [], np.int32)
     finish: FinishReason = "length" if item.get("finish_reason") == "length" else "stop"
     logprobs, group = np.zeros(tokens.shape, np.float32), int(item.get("group") or 0)
     return single_turn(prompt, 0, tokens, logprobs, response, finish, 0, group=group)

@@ -10,11 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
@@ -35,7 +33,6 @@ from plimsoll.records import (
     TRAINER_LOGPROBS,
     VALUES,
     BatchColumns,
-    Bools,
     Column,
     Entries,
     Floats,
@@ -143,7 +140,9 @@ def masked(episodes: list[Trajectory], algorithm: RlAlgorithm) -> list[Trajector
 
 def _unlearned(episode: Trajectory) -> Trajectory:
     """Return an episode of which no token is learned."""
-    return episode.change_branches(lambda t: replace(t, loss_mask=np.zeros_like(t.loss_mask)))
+    return episode.change_branches(
+        lambda t: replace(t, loss_mask=np.broadcast_to(False, t.loss_mask.shape))
+    )
 
 
 def _prefix_numbers(episodes: Sequence[Trajectory]) -> list[int]:
@@ -343,7 +342,7 @@ def batch_metrics(batch: Batch, scores: BatchColumns, kl_coefficient: float) -> 
     """
     metrics = trajectory_metrics(batch.episodes)
     if TEACHER_LOGPROBS in scores:
-        gaps = _gaps(scores, TEACHER_LOGPROBS)
+        gaps = [*_gaps(scores, TEACHER_LOGPROBS)]
         in_order = [gaps[i] for i in packed_order(batch.minis)]
         metrics["teacher_divergence"] = float(np.mean(np.concatenate(in_order)))
     if REFERENCE_LOGPROBS in scores:
@@ -434,16 +433,17 @@ def observed_kl_per_token(batch: Batch, scores: BatchColumns) -> float:
 
     Responses without learned tokens do not count.
     """
-    gaps = iter(_gaps(scores, REFERENCE_LOGPROBS))
-    of_episodes = [
+    gaps = _gaps(scores, REFERENCE_LOGPROBS)
+    of_episodes = (
         np.concatenate([next(gaps) for _ in episode.branches]) for episode in batch.episodes
-    ]
+    )
     return fmean([float(gaps_L.mean()) for gaps_L in of_episodes if len(gaps_L)] or [0.0])
 
 
-def _gaps(scores: BatchColumns, other: Column) -> list[Floats]:
-    """Return the policy's log-probs minus those of another column."""
-    return [own - its for own, its in zip(policy_logprobs(scores), scores[other], strict=True)]
+def _gaps(scores: BatchColumns, other: Column) -> Iterator[Floats]:
+    """Yield the policy's log-probs minus those of another column."""
+    pairs = zip(policy_logprobs(scores), scores[other], strict=True)
+    return (own - its for own, its in pairs)
 
 
 def with_columns(
@@ -454,15 +454,7 @@ def with_columns(
 
     def add(branch: Trajectory) -> Trajectory:
         number = next(numbers)
-        learned = batch.trajectories[number].loss_mask
-        return branch.add_columns(
-            {c: _spread(learned, entries[number]) for c, entries in columns.items()}
-        )
+        spread = batch.trajectories[number].spread
+        return branch.add_columns({c: spread(entries[number]) for c, entries in columns.items()})
 
     return [episode.change_branches(add) for episode in episodes]
-
-
-def _spread(learned: Bools, values: NDArray[Any]) -> NDArray[Any]:
-    spread = np.zeros(len(learned), values.dtype)
-    spread[learned] = values
-    return spread

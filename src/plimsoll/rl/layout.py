@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.cluster.protocol import Group
+from plimsoll.cluster.protocol import Group, SentOnce
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.records import (
     BatchCounts,
@@ -24,16 +25,19 @@ from plimsoll.records import (
     Pack,
     Sample,
     Trajectory,
+    from_packed,
 )
 from plimsoll.resolve.roles import RoleName
-from plimsoll.train.update import score_packs
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The data of one optimizer step: the packs of each rank, and the counts over all ranks."""
+    """The data of one optimizer step: the packs of each rank, and the counts over all ranks.
 
-    packs: list[list[Pack]]
+    The packs are scored and then learned from, perhaps by several roles and in several epochs.
+    """
+
+    packs: list[SentOnce[Pack]]
     counts: BatchCounts
 
 
@@ -63,9 +67,9 @@ def score(
     minis: Sequence[MiniBatch], group: Group, task: Callable[..., list[Floats]], role: RoleName
 ) -> Entries:
     """Run a method of `Worker` for a role on all packs; return the scores by trajectory."""
-    every = zip(*(mini.packs for mini in minis), strict=True)
-    packs = [[packed for mini in rank_packs for packed in mini] for rank_packs in every]
-    return score_packs(group, task, role, packs)
+    by_rank = [*zip(*(mini.packs for mini in minis), strict=True)]
+    scores = group.call(task, [(role, *rank_minis) for rank_minis in by_rank]).result()
+    return from_packed(chain(*chain(*by_rank)), chain(*scores))
 
 
 def learned_columns(
@@ -76,7 +80,7 @@ def learned_columns(
     Raises KeyError if only some of the trajectories have a column.
     """
     return {
-        column: [t.columns[column][t.loss_mask] for t in trajectories]
+        column: [t.learned(t.columns[column]) for t in trajectories]
         for column in wanted
         if any(column in t.columns for t in trajectories)
     }
@@ -108,7 +112,7 @@ def lay_out(
             packed = pack(mini_samples, ranks, budget)
         else:
             packed = pack_groups(mini_samples, [beside[i] for i in numbers], ranks, budget)
-        packs = [[_renumber(pack, numbers) for pack in rank_packs] for rank_packs in packed]
+        packs = [SentOnce(_renumber(pack, numbers) for pack in own) for own in packed]
         minis.append(MiniBatch(packs, BatchCounts.of(mini_samples)))
     return minis
 

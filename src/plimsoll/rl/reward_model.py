@@ -75,7 +75,7 @@ def _scores(
 ) -> list[Floats]:
     longest, group = max(len(s.tokens) for s in samples), group_of(cluster, role)
     packs = pack(samples, group.streams, max(longest, spec.workload.largest_pack(group.streams)))
-    return score_packs(group, Worker.values, role.name, packs, at_marks)
+    return score_packs(group, Worker.values_at, role.name, packs, at_marks)
 
 
 def of_response(scores: Floats, model: RewardModelConfig) -> float:

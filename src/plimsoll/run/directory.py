@@ -31,6 +31,10 @@ from plimsoll.run.state import find_damage
 if TYPE_CHECKING:
     from filelock import FileLock
 
+ROWS_OF_A_GROUP = 512
+"""Responses of a row group of trajectories: a reader of a few need read no others, and what writes
+them holds no more at once."""
+
 _READ_WITHOUT_WORD = 2**33
 """Bytes of the largest checkpoint whose files are read without a message."""
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")

@@ -25,7 +25,9 @@ from plimsoll.records import (
     RewardPart,
     Trajectory,
     Turn,
+    hold_once,
 )
+from plimsoll.run.directory import ROWS_OF_A_GROUP
 from plimsoll.run.files import whole_file
 
 _PARTS = pa.list_(
@@ -41,16 +43,21 @@ _TURNS = pa.list_(
 )
 _BRANCH = {
     **{"prompt_tokens": pa.list_(pa.int32()), "response": pa.string()},
-    **{"tokens": pa.list_(pa.int64()), "loss_mask": pa.list_(pa.bool_())},
+    **{"tokens": pa.list_(pa.int32()), "loss_mask": pa.list_(pa.bool_())},
     **{column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS.values()},
     "finish_reason": pa.string(),
 }
-"""The types of what the file has of each branch; a column that a branch lacks is null."""
+"""The types of what the file has of each branch; a column that a branch lacks is null.
+
+They are those of the arrays: Arrow takes 80 times as long to convert one list of many.
+"""
 _BRANCHES = pa.list_(pa.struct([*_BRANCH.items(), ("turns", _TURNS)]))
 _EPISODE = ["environment", "turns", "figures", "earlier"]
 """Additional columns in runs with environments."""
 _VALUE = "reference_value"
 """Additional column in runs with references that are not text; its values are JSON text."""
+_REWARD = "reward_"
+"""The beginning of the names of additional columns: one for each part of the reward."""
 _ROW = "row"
 """Column that older files lack: what else rewards read of a prompt's row, as JSON text."""
 _WHOLE = [
@@ -82,8 +89,6 @@ class StepDraw:
     rewards: Mapping[str, Mapping[str, float]]
 
 
-_ROWS_OF_A_GROUP = 512
-"""Responses of a row group, which a reader of a few need alone read."""
 _DRAW = b"plimsoll.draw"
 """The key of a `StepDraw`, as JSON, in the metadata of a Parquet file."""
 
@@ -102,14 +107,28 @@ def write_trajectories(
 
     Raises PlimsollError if the disk is full or not writable.
     """
-    table = _table(step, trajectories)
+    optional = _optional_columns(trajectories)
+    schema = _table(step, (), optional).schema
     if draw is not None:
-        table = table.replace_schema_metadata({_DRAW: json.dumps(asdict(draw))})
-    with whole_file(path) as partial:
-        pq.write_table(table, partial, compression="zstd", row_group_size=_ROWS_OF_A_GROUP)
+        schema = schema.with_metadata({_DRAW: json.dumps(asdict(draw))})
+    with whole_file(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
+        for start in range(0, max(1, len(trajectories)), ROWS_OF_A_GROUP):
+            rows = trajectories[start : start + ROWS_OF_A_GROUP]
+            file.write_table(_table(step, rows, optional))
 
 
-def _table(step: int, ts: Sequence[Trajectory]) -> pa.Table:
+def _optional_columns(ts: Sequence[Trajectory]) -> list[str]:
+    """Return the names of the columns that depend on what a step's trajectories are."""
+    rewards = dict.fromkeys(f"{_REWARD}{part.name}" for t in ts for part in t.rewards)
+    others = {
+        _VALUE: any(t.prompt.reference_value is not None for t in ts),
+        "turns": any(t.turns for t in ts),  # and with them the others of episodes
+        "earlier": any(t.earlier for t in ts),
+    }
+    return [*rewards, *(name for name, is_there in others.items() if is_there)]
+
+
+def _table(step: int, ts: Sequence[Trajectory], optional: Sequence[str]) -> pa.Table:
     prompts, last = [t.prompt for t in ts], [*map(_branch, ts)]
     columns = {
         "step": pa.array([step] * len(ts), pa.int64()),
@@ -123,15 +142,23 @@ def _table(step: int, ts: Sequence[Trajectory]) -> pa.Table:
         **{name: pa.array([b.get(name) for b in last], of) for name, of in _BRANCH.items()},
         "reference": pa.array([p.reference for p in prompts], pa.string()),
         "reward": pa.array([t.reward for t in ts], pa.float64()),
-        **_reward_columns(ts),
+        **_reward_columns(ts, optional),
         "parts": pa.array([[asdict(part) for part in t.rewards] for t in ts], _PARTS),
         "advantage_mean": pa.array(map(_mean_advantage, ts), pa.float64()),
         # The version of the weights that began each response; null without tokens.
         "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
-        **_value_column(prompts),
-        **_episode_columns(ts),
     }
-    if any(t.earlier for t in ts):
+    if _VALUE in optional:
+        given = [p.reference_value for p in prompts]
+        texts = [None if value is None else json.dumps(value) for value in given]
+        columns[_VALUE] = pa.array(texts, pa.string())
+    if "turns" in optional:
+        columns |= {
+            "environment": pa.array([p.environment for p in prompts], pa.string()),
+            "turns": pa.array([[asdict(turn) for turn in t.turns] for t in ts], _TURNS),
+            "figures": pa.array([json.dumps(dict(t.figures)) for t in ts], pa.string()),
+        }
+    if "earlier" in optional:
         columns["earlier"] = pa.array([[*map(_branch, t.earlier)] for t in ts], _BRANCHES)
     return pa.table(columns)
 
@@ -157,30 +184,10 @@ def _branch(t: Trajectory) -> dict[str, Any]:
         "prompt_tokens": t.prompt.tokens,
         "response": t.response_text,
         "tokens": t.response_tokens,
-        "loss_mask": t.loss_mask,
+        "loss_mask": np.ascontiguousarray(t.loss_mask),
         "finish_reason": t.finish_reason,
-        **{column.name: array for column, array in t.columns.items()},
+        **{column.name: np.ascontiguousarray(array) for column, array in t.columns.items()},
         "turns": [asdict(turn) for turn in t.turns],
-    }
-
-
-def _value_column(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
-    """Return the column of references that are not text by its name; empty if all are text."""
-    values = [p.reference_value for p in prompts]
-    if all(value is None for value in values):
-        return {}
-    texts = [None if value is None else json.dumps(value) for value in values]
-    return {_VALUE: pa.array(texts, pa.string())}
-
-
-def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
-    """Return the columns of episodes by name; empty if there are no environments."""
-    if not any(t.turns for t in ts):
-        return {}
-    return {
-        "environment": pa.array([t.prompt.environment for t in ts], pa.string()),
-        "turns": pa.array([[asdict(turn) for turn in t.turns] for t in ts], _TURNS),
-        "figures": pa.array([json.dumps(dict(t.figures)) for t in ts], pa.string()),
     }
 
 
@@ -193,18 +200,20 @@ def _mean_advantage(trajectory: Trajectory) -> float | None:
     return float(learned.mean()) if len(learned) else 0.0
 
 
-def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
-    by_trajectory = [{part.name: part.value for part in t.rewards} for t in trajectories]
-    names = dict.fromkeys(name for values in by_trajectory for name in values)
+def _reward_columns(ts: Sequence[Trajectory], names: Sequence[str]) -> dict[str, pa.Array]:
+    """Return those of the columns that are of a part of the reward."""
+    by_trajectory = [{f"{_REWARD}{part.name}": part.value for part in t.rewards} for t in ts]
     return {
-        f"reward_{name}": pa.array([values.get(name) for values in by_trajectory], pa.float64())
+        name: pa.array([values.get(name) for values in by_trajectory], pa.float64())
         for name in names
+        if name.startswith(_REWARD)
     }
 
 
 def to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
     """Return trajectories as an Arrow stream, which `from_bytes` reads."""
-    table, sink = _table(0, trajectories), pa.BufferOutputStream()
+    table = _table(0, trajectories, _optional_columns(trajectories))
+    sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
@@ -259,7 +268,9 @@ def _read_trajectories(path: Path, columns: Collection[Column]) -> list[Trajecto
         )
     wanted = (_VALUE, _ROW, *_EPISODE, *(column.name for column in columns))
     read = dict.fromkeys([*_WHOLE, *(name for name in wanted if name in names)])
-    return [_trajectory(row, columns) for row in read_bounded(path, [*read]).to_pylist()]
+    # Batch by batch: as Python's object a number takes some 36 bytes.
+    batches = read_bounded(path, [*read]).to_batches()
+    return [_trajectory(row, columns) for batch in batches for row in batch.to_pylist()]
 
 
 def _trajectory(row: Mapping[str, Any], columns: Collection[Column] = SAMPLED) -> Trajectory:
@@ -278,10 +289,10 @@ def _trajectory(row: Mapping[str, Any], columns: Collection[Column] = SAMPLED) -
         ),
         group=row["group"],
         sample_index=row["sample_index"],
-        response_tokens=np.array(row["tokens"], np.int64),
-        loss_mask=np.array(row["loss_mask"], np.bool_),
+        response_tokens=np.array(row["tokens"], np.int32),
+        loss_mask=hold_once(np.array(row["loss_mask"], np.bool_)),
         columns={
-            column: np.array(row[column.name], column.dtype)
+            column: hold_once(np.array(row[column.name], column.dtype))
             for column in columns
             if row.get(column.name) is not None
         },

@@ -12,7 +12,9 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.resolve.engine_rules import find_nothing, rollout_rules
+from plimsoll.resolve.job import Sampling
 from plimsoll.resolve.run_spec import Phase, RunSpec
+from plimsoll.run.directory import ROWS_OF_A_GROUP
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.sync.price import Sending
 from plimsoll.timeline.items import Allocation, Item, Kind, Level, Moment, Where
@@ -231,26 +233,78 @@ def samples_in(rollout: RolloutConfig, phase: Phase) -> bool:
     return phase == "rollout" or beside
 
 
-_TOKEN_BYTES = 26
-"""Bytes of a token in a trajectory: its id and weight version (8 each), log-prob (4), loss mask (1)
-and about five characters of text."""
+_PACKED, _NUMBER, _TEXT, _WRITTEN = 5, 4, 5, 26
+"""Bytes of a token in a pack (id and loss mask), in a column, and of about five characters; and
+while a row of a file is made of it, beside its columns."""
 
 
-def waiting_item(rollout: RolloutConfig, sequences: int, longest: int) -> Item | None:
+def trajectory_bytes(sampling: Sampling) -> int:
+    """Return the bytes of a token in a trajectory: its id, log-prob, and characters.
+
+    Loss mask and weight version are held once for a response of one turn that one version of the
+    weights sampled, and for each token otherwise. An environment may reward each token.
+    """
+    rewards = _NUMBER if sampling.environments else 0
+    in_parts = sampling.environments or sampling.rollout.staleness
+    return 4 + _NUMBER + _TEXT + (1 + 4 if in_parts else 0) + rewards
+
+
+def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool) -> Item:
+    """Return what the process that runs the loop holds of a step's trajectories.
+
+    Args:
+        spec: the run.
+        sampling: what a step samples.
+        in_store: whether to return what Ray's object store on its node holds beside it: text that
+            engines sent, the packs, and the columns of a loss.
+    """
+    longest, _ = spec.longest_sequence(held_out=False)
+    roles = [r for r in spec.roles.values() if r.column]
+    scored = [r for r in roles if spec.scores_before_learning or not r.sends]
+    columns = len(scored) + 1 + any(r.trains == "train_critic" for r in roles)
+    each, words = trajectory_bytes(sampling) + _PACKED + _NUMBER * columns, "trajectory, pack and"
+    if in_store:
+        columns += 1  # the sampler's log-probs
+        each, words = _TEXT + _PACKED + _NUMBER * columns, "text, pack and"
+    size, source = each * longest * sampling.sequences, "records.py: Trajectory, Pack; rl/batch.py"
+    formula = f"{each} bytes ({words} {columns} columns) x {longest:,} tokens x "
+    formula += f"{sampling.sequences:,} trajectories"
+    name = "a step's data in the object store" if in_store else "a step's data"
+    if spec.run.keep_trajectories and not in_store:
+        rows, each = min(ROWS_OF_A_GROUP, sampling.sequences), _WRITTEN + _NUMBER * columns
+        size += each * longest * rows
+        formula += f" + {each} bytes x {longest:,} tokens x {rows} rows being written"
+    return Item("process", "processes", name, "host", "process", size, formula, source)
+
+
+_ESTIMATING = 28
+"""Most bytes of a token, beside their results, that advantages were measured to need: by GRPO with
+a KL in the loss 16, in the reward 28, by GAE 16, by REINFORCE++ 28."""
+
+
+def estimating_item(spec: RunSpec[Any], sampling: Sampling) -> Item:
+    """Return what the process that runs the loop needs while it estimates a step's advantages."""
+    longest, _ = spec.longest_sequence(held_out=False)
+    size = _ESTIMATING * longest * sampling.sequences
+    formula = f"{_ESTIMATING} bytes x {longest:,} tokens x {sampling.sequences:,} trajectories"
+    name, source = "estimates of advantages", "measured: rl/batch.py: estimate_advantages"
+    return Item("process", "processes", name, "host", "process", size, formula, source)
+
+
+def waiting_item(sampling: Sampling, longest: int) -> Item | None:
     """Return the groups that wait in the host memory of the process that runs the loop, or None.
 
     Only a run that samples while it learns has them.
 
     Args:
-        rollout: the settings of the engines.
-        sequences: the trajectories of a step.
+        sampling: what a step samples.
         longest: the most tokens of a trajectory.
     """
-    if rollout.staleness == 0:
+    if sampling.rollout.staleness == 0:
         return None
-    batches = rollout.staleness + 1
-    size = batches * sequences * longest * _TOKEN_BYTES
-    formula = f"{_TOKEN_BYTES} bytes x {longest:,} tokens x {sequences:,} trajectories x "
+    batches, each = sampling.rollout.staleness + 1, trajectory_bytes(sampling)
+    size = batches * sampling.sequences * longest * each
+    formula = f"{each} bytes x {longest:,} tokens x {sampling.sequences:,} trajectories x "
     formula += f"{batches} batches (rollout.staleness + 1)"
     name, source = "groups that wait", "records.py: Trajectory; rl/ahead.py"
     return Item("rollout", "rollout engines", name, "host", "allocated", size, formula, source)

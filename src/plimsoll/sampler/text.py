@@ -15,7 +15,7 @@ from plimsoll.data.template import Template
 from plimsoll.errors import ConfigError
 from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import load_tokenizer
-from plimsoll.records import Ints
+from plimsoll.records import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,11 +63,11 @@ class Decoder:
         """Return what ends a response."""
         return ending(self.tokenizer, self.end_tokens, sampling.stop)
 
-    def stops(self, tokens: Ints, sampling: SamplingConfig) -> bool:
+    def stops(self, tokens: TokenIds, sampling: SamplingConfig) -> bool:
         """Return whether one of the stop strings ends the response."""
         return self._before_stop(tokens, sampling) is not None
 
-    def text(self, tokens: Ints, sampling: SamplingConfig) -> str:
+    def text(self, tokens: TokenIds, sampling: SamplingConfig) -> str:
         """Return the response as a person reads it: no special tokens, cut before a stop string."""
         before = self._before_stop(tokens, sampling)
         if before is None:
@@ -77,7 +77,7 @@ class Decoder:
             before = before.replace(special, "")
         return before
 
-    def _before_stop(self, tokens: Ints, sampling: SamplingConfig) -> str | None:
+    def _before_stop(self, tokens: TokenIds, sampling: SamplingConfig) -> str | None:
         """Return the text before the first stop string; None if there is none.
 
         It must end after the first `min_new_tokens` tokens, as in vLLM.
@@ -91,7 +91,7 @@ class Decoder:
         place = min((place for place in places if place >= 0), default=None)
         return None if place is None else text[:place]
 
-    def _decode(self, tokens: Ints, special: bool) -> str:
+    def _decode(self, tokens: TokenIds, special: bool) -> str:
         return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=not special))
 
 

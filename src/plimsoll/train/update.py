@@ -90,8 +90,8 @@ def update(role: RoleName, group: Group, step: OptimizerStep, rate: float) -> li
 
 def _arguments(
     role: RoleName, step: OptimizerStep, packs: Packs, rate: float
-) -> list[tuple[object, ...]]:
-    """Return the arguments of `Worker.train` for each rank."""
+) -> Iterator[tuple[object, ...]]:
+    """Yield the arguments of `Worker.train` for each rank; columns are cut as they are sent."""
     columns, rest = step.columns, (step.counts, step.objective, rate)
 
     def columns_of(rank_packs: Sequence[Pack]) -> list[PackColumns] | None:
@@ -99,7 +99,7 @@ def _arguments(
             return None
         return [cut(columns, pack) for pack in rank_packs]
 
-    return [(role, rank_packs, columns_of(rank_packs), *rest) for rank_packs in packs]
+    return ((role, rank_packs, columns_of(rank_packs), *rest) for rank_packs in packs)
 
 
 def _failed_packs(

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -228,10 +229,13 @@ class Worker:
         """Make `name` the role `adapted` with its adapter switched off; load no second model."""
         self._engines[name] = WithoutAdapter(self._engines[adapted])
 
-    def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
-        """Return the log-prob of every learned token, one array [L] per pack; nats."""
+    def log_probs(self, role: RoleName, *packs: Sequence[Pack]) -> list[Floats]:
+        """Return the log-prob of every learned token, one array [L] per pack; nats.
+
+        `packs`: those of each mini-batch.
+        """
         engine = self._engine(role)
-        counted = self._counted(packs)
+        counted = self._counted(chain(*packs))
         return score(engine, counted, lambda pack: engine.forward(pack)[0], self._device)
 
     def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
@@ -258,9 +262,14 @@ class Worker:
         with policy.at_temperature_one(), disturb(policy, disturbance or Disturbance()):
             return self.log_probs(role, packs)
 
-    def values(
-        self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt = before_learned
-    ) -> list[Floats]:
+    def values(self, role: RoleName, *packs: Sequence[Pack]) -> list[Floats]:
+        """Return the scores of a value model before each learned token, one array per pack.
+
+        `packs`: those of each mini-batch.
+        """
+        return self.values_at(role, [*chain(*packs)], before_learned)
+
+    def values_at(self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt) -> list[Floats]:
         """Return the scores of a value model or reward model, one array per pack.
 
         `read_at` chooses the positions of a pack at which the model scores.

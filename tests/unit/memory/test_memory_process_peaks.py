@@ -158,7 +158,10 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     assert list(found) == ["controller", "rank 0", "rank 1", "engine 0"]
     controller = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
     renders = 25 * 2**20  # the process of the chat template
-    assert found["controller"]["score"].host == controller + renders
+    # of 16 x (256 + 128) tokens: trajectories, packs; log-probs, values, advantages and returns;
+    # all of them as rows; and what estimates advantages needs
+    step = (13 + 5 + 4 * 4 + 26 + 4 * 4 + 28) * 16 * 384
+    assert found["controller"]["score"].host == controller + renders + step
     assert found["controller"]["score"].device is None
     first, second = (found[f"rank {i}"]["sync"].device or 0 for i in (0, 1))
     assert first > second  # which sends no weights
@@ -265,5 +268,5 @@ def test_groups_wait_with_the_loop_and_engines_work_while_the_ranks_train(
         name, size, phases = held["groups that wait"]
         assert spec.sampling is not None and name == "controller"
         longest = spec.longest_sequence(held_out=True)[0]
-        assert size == (staleness + 1) * spec.sampling.sequences * longest * 26
+        assert size == (staleness + 1) * spec.sampling.sequences * longest * 18
         assert {"rollout", "train_actor", "sync"} <= phases

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
@@ -128,10 +128,11 @@ class PlainCluster:
         return {"critic": PlainCluster(self.critic_ranks, asked=self.asked)}
 
     def call(
-        self, task: Callable[..., Any], per_stream: Sequence[tuple[object, ...]]
+        self, task: Callable[..., Any], per_stream: Iterable[tuple[object, ...]]
     ) -> Pending[Any]:
         answers = []
-        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", per_stream):
+        for role, *minis in cast("Iterable[tuple[str, list[Pack]]]", per_stream):
+            packs = chain(*minis)
             answers.append([-p.targets_L.astype(np.float32) / 1000 - SHIFT[role] for p in packs])
             self.asked.append((task.__name__, role))
         return Pending(lambda: answers)

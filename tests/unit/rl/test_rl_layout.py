@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -56,13 +56,13 @@ class Scoring:
         self.streams = streams
 
     def call(
-        self, task: Callable[..., Any], per_stream: Sequence[tuple[object, ...]]
+        self, task: Callable[..., Any], per_stream: Iterable[tuple[object, ...]]
     ) -> Pending[Any]:
-        assert len(per_stream) == self.streams and task is Worker.log_probs
         found = []
-        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", per_stream):
+        for role, *minis in cast("Iterable[tuple[str, list[Pack]]]", per_stream):
             assert role == "actor"
-            found.append([pack.targets_L.astype(np.float32) for pack in packs])
+            found.append([pack.targets_L.astype(np.float32) for pack in chain(*minis)])
+        assert len(found) == self.streams and task is Worker.log_probs
         return Pending(lambda: found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from plimsoll.records import (
     Trajectory,
     Turn,
     single_turn,
+    to_runs,
 )
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
@@ -46,7 +49,7 @@ def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
             index, np.array([1, 2], np.int32), f"What is {index}?", str(index), "sums", {"level": 3}
         ),
         sample_index=sample,
-        response_tokens=np.array(tokens, np.int64),
+        response_tokens=np.array(tokens, np.int32),
         sampler_logprobs=np.array([-0.5] * len(tokens), dtype=np.float32),
         response_text=f"It is {index}.",
         finish_reason="stop",
@@ -106,6 +109,8 @@ def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:
     }
     for name in ("advantages", "sampler_logprobs", "trainer_logprobs"):
         assert table.schema.field(name).type == pa.list_(pa.float32())
+    for name in ("tokens", "weight_versions"):
+        assert table.schema.field(name).type == pa.list_(pa.int32())
 
 
 def test_what_is_not_known_of_tokens_is_null(tmp_path: Path) -> None:
@@ -134,6 +139,46 @@ def test_what_rewards_read_of_a_row_and_what_models_gave_comes_back(tmp_path: Pa
     assert not {ADVANTAGES, TEACHER_LOGPROBS} & read.columns.keys()
     [sampled] = read_trajectories(path)
     assert all(branch.columns.keys() <= {*SAMPLED} for branch in sampled.branches)
+
+
+def test_a_step_is_written_by_parts_with_the_columns_that_any_of_its_trajectories_has(
+    tmp_path: Path,
+) -> None:
+    step, path = [trajectory(7, i, [11, i]) for i in range(513)], tmp_path / "step.parquet"
+    turn, part = Turn("assistant", 0, 1, "a"), RewardPart("late", 0.25)
+    prompt = replace(step[-1].prompt, reference_value=7, environment="tool")
+    earlier = (replace(trajectory(7, 512, [5]), prompt=prompt, rewards=()),)
+    last = replace(step[-1], prompt=prompt, rewards=(part,), turns=(turn,), earlier=earlier)
+    write_trajectories(path, 1, [*step[:-1], last])
+    metadata = pq.read_metadata(path)
+    assert [metadata.row_group(i).num_rows for i in range(2)] == [512, 1]
+    table = pq.read_table(path)
+    assert table["reward_late"].to_pylist() == [None] * 512 + [0.25]
+    assert table["environment"].to_pylist() == [""] * 512 + ["tool"]
+    assert table["reference_value"].to_pylist() == [None] * 512 + ["7"]
+    read = read_trajectories(path)
+    assert list(map(plain, read)) == list(map(plain, [*step[:-1], last]))
+    assert [t.strides for t in (read[0].loss_mask, read[0].weight_versions)] == [(0,), (0,)]
+
+
+def test_a_response_crosses_processes_in_8_bytes_a_token_and_its_text() -> None:
+    whole = trajectory(7, 0, [*range(20_000)])
+    assert len(pickle.dumps(whole)) < 20_000 * 8 + 2_000
+    assert plain(copy(whole)) == plain(whole)  # by the same form
+
+
+def test_masks_and_versions_cross_as_runs() -> None:
+    values, lengths = to_runs(np.array([1, 1, 1, 2], np.int32))
+    assert (values.tolist(), lengths.tolist()) == ([1, 2], [3, 1])
+    mask, versions = np.array([True, False, False, True]), np.array([3, 0, 0, 4], np.int32)
+    parts = replace(trajectory(7, 0, [1, 2, 3, 4]), loss_mask=mask)
+    parts = parts.add_columns({WEIGHT_VERSIONS: versions, VALUES: floats(0.0, -0.0, 1, 1)})
+    for one in (parts, trajectory(7, 0, []), trajectory(7, 0, [1])):
+        assert plain(copy(one)) == plain(one)
+    assert parts.learned(versions).tolist() == [3, 4]
+    assert parts.spread(floats(1, 2)).tolist() == [1, 0, 0, 2]
+    single = trajectory(7, 0, [1, 2])
+    assert single.learned(single.sampler_logprobs) is single.sampler_logprobs
 
 
 def test_columns_must_fit_their_tokens() -> None:
@@ -172,11 +217,11 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         prompt=prompt,
         group=draw(st.integers(0, 9)),
         sample_index=draw(st.integers(0, 9)),
-        response_tokens=per_token(ids, np.int64),
+        response_tokens=per_token(ids, np.int32),
         loss_mask=per_token(st.booleans(), np.bool_),
         columns={
             SAMPLER_LOGPROBS: per_token(st.floats(-50, 0, width=32), np.float32),
-            WEIGHT_VERSIONS: per_token(st.integers(0, 2**40), np.int64),
+            WEIGHT_VERSIONS: per_token(st.integers(0, 2**31 - 1), np.int32),
         },
         response_text=draw(texts),
         finish_reason=draw(st.sampled_from(["stop", "length"])),

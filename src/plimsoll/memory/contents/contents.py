@@ -28,9 +28,11 @@ from plimsoll.sampler.price import (
     EngineProcess,
     EngineSite,
     Sampler,
+    estimating_item,
     receiving_items,
     rollout_price,
     sampler_of,
+    step_item,
     waiting_item,
 )
 from plimsoll.shapes.known_models import find_shape
@@ -168,7 +170,8 @@ class ContentsKey:
 
     kind: ProcessKind
     first: bool
-    """Whether it is the first of the actor's ranks, which alone collects weights."""
+    """Whether it is the first of the actor's ranks, which alone collects weights, or Ray's
+    processes on the node of the process that runs the loop."""
     card: str
     """The name of its card, on which an engine's share depends; "" without a card."""
     stage: int
@@ -178,7 +181,7 @@ class ContentsKey:
 def contents_key(job: PlannedJob, process: Process) -> ContentsKey:
     """Return a key that is equal for processes with equal contents."""
     card = job.card(process.slot)
-    first = process.kind in ("local", "rank") and process.index == 0
+    first = process.kind in ("local", "rank", "ray") and process.index == 0
     return ContentsKey(process.kind, first, "" if card is None else card.name, _stage(job, process))
 
 
@@ -232,15 +235,27 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
         yield Allocation(_TEMPLATES, job.moments)
     if job.spec.run.mirror is not None and process.kind in ("local", "controller"):
         yield Allocation(_UPLOADS, job.computing)
-    if process.kind == "controller" and sampler is not None and job.spec.sampling is not None:
-        longest, _ = job.spec.longest_sequence(held_out=True)
-        sequences = job.spec.sampling.sequences
-        if (waiting := waiting_item(sampler.rollout, sequences, longest)) is not None:
-            yield Allocation(waiting, job.computing)
+    yield from _step(job, process)
     sending = job.sending if process.kind == "ray" else None
     if sending is not None and sending.route is None:
         name, words = "buckets in the object store", "the largest bucket, and the next one"
         yield from receiving_items(name, sending.two, job.moments, words)
+
+
+def _step(job: PlannedJob, process: Process) -> Iterator[Allocation]:
+    """Yield what the process that runs the loop, and Ray's store beside it, hold of a step."""
+    sampling, loops = job.spec.sampling, process.kind in ("local", "controller")
+    if sampling is None or not (loops or (process.kind == "ray" and process.index == 0)):
+        return
+    if job.spec.trained:
+        yield Allocation(step_item(job.spec, sampling, in_store=not loops), job.steps)
+    if job.spec.trained and loops:
+        scoring = frozenset(moment for moment in job.steps if moment.phase == "score")
+        yield Allocation(estimating_item(job.spec, sampling), scoring)
+    if process.kind == "controller" and job.sampler is not None:
+        longest, _ = job.spec.longest_sequence(held_out=True)
+        if (waiting := waiting_item(sampling, longest)) is not None:
+            yield Allocation(waiting, job.computing)
 
 
 _TEMPLATES = Item(

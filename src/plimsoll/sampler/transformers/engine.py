@@ -245,7 +245,7 @@ class TransformersEngine:
     def _trajectory(
         self, prompt: Prompt, sample: int, row: Tensor, logprobs: Tensor, sampling: SamplingConfig
     ) -> Trajectory:
-        tokens = row.cpu().numpy().astype(np.int64)
+        tokens = row.cpu().numpy().astype(np.int32)
         length, stopped = self._length(tokens, sampling)
         return single_turn(
             prompt=prompt,
@@ -257,7 +257,7 @@ class TransformersEngine:
             weight_version=self._version,
         )
 
-    def _length(self, tokens: Ints, sampling: SamplingConfig) -> tuple[int, bool]:
+    def _length(self, tokens: TokenIds, sampling: SamplingConfig) -> tuple[int, bool]:
         """Return the length of the response, its end included, and whether it ended by itself.
 
         `generate` pads a response after its end until all have ended; the padding is not counted.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR
 from plimsoll.config.rollout import SamplingConfig
@@ -130,7 +131,7 @@ class VllmEngine:
         params = _sampling_params(sampling, self._decoder, most, seed + number)
         output = await self._run(prompt.tokens, params)
         [completion] = output.outputs
-        tokens = np.asarray(completion.token_ids, dtype=np.int64)
+        tokens = np.asarray(completion.token_ids, dtype=np.int32)
         sampled = single_turn(
             prompt=prompt,
             sample_index=number,
@@ -361,7 +362,7 @@ def _adapter_settings(spec: EngineSpec) -> dict[str, Any]:
     return room | {"lora_target_modules": sorted(layers - {ALL_LINEAR})}
 
 
-def _label_tokens(completion: Any, versions: Ints) -> Ints:
+def _label_tokens(completion: Any, versions: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return each token's version: that of its span where vLLM has a label from `resume`.
 
     vLLM 0.26 has no labels, and needs none: there no response goes on across a sync (rules.py).
