@@ -122,7 +122,7 @@ class Watched:
         seen = replace(
             self,
             config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
-            latest=max(self.run.trajectories(), default=None),
+            latest=self.run.last_sampled_step(),
             now=read_current_phase(self.run.now_path),
             end=read_end(self.run.end_path),
             problem="",
