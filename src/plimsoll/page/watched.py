@@ -190,7 +190,8 @@ def read_whole_run(run: Watched) -> Watched:
     while (after := seen.look()).unread < seen.unread:
         seen = after
     if after.problem:
-        read_rows(run.run.metrics_path)
+        if run.run.metrics_path.is_file():
+            read_rows(run.run.metrics_path)
         read_ledger(run.run.ledger_path)
         raise PlimsollError(after.problem)
     return after
