@@ -382,8 +382,9 @@ def readings_of(cards: int, rng: np.random.Generator) -> dict[str, Reading]:
     found = {}
     for rank, part in enumerate(rng.normal(1, 0.02, cards)):
         host = HostReading(f"host {rank // 8}", int(9 * GB * part), 8 * GB, 90 * GB, 999 * GB)
-        sizes = [int(size * GB * part) for size in (50, 60, 40, 55)]
-        found[f"rank {rank}"] = Reading(host, CardReading(*sizes, 70 * GB, 80 * GB, 0.5))
+        peaks = int(50 * GB * part), int(60 * GB * part)
+        card = CardReading(*peaks, 40 * GB, 55 * GB, 70 * GB, 80 * GB, 0.5)
+        found[f"rank {rank}"] = Reading(host, card)
     return found
 
 
