@@ -450,7 +450,7 @@ def trajectory_folders(run: Path) -> list[Path]:
     """Return the folders of a run's trajectories, those of the first steps before others."""
     folder = run / "trajectories"
     entries = os.scandir(folder) if folder.is_dir() else ()
-    thousands = sorted(e.name for e in entries if e.name.isdecimal() and e.is_dir())
+    thousands = sorted((e.name for e in entries if e.name.isdecimal() and e.is_dir()), key=int)
     return [folder, *(folder / name for name in thousands)] if folder.is_dir() else []
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from sys import intern
@@ -494,11 +494,13 @@ def read_leaks(path: Path) -> list[Leak]:
     Raises ConfigError if a row is wrong.
     """
     rows = iter_rows(path) if path.is_file() else ()
-    names = [each.name for each in fields(Leak)]
     try:
-        return [Leak(**{name: row[name] for name in names}) for row in rows]
-    except KeyError as error:
-        raise ConfigError(f"{path} has a row without {error}. Remove the line.") from error
+        return [
+            Leak(r["process"], r["phase"], r["where"], float(r["rate"]), int(r["steps_left"]))
+            for r in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} has a row that is no leak ({error!r}). Remove it.") from error
 
 
 def _patience(row: LedgerRow, where: LeakPlace) -> tuple[int, int]:

@@ -165,7 +165,7 @@ def _broken(path: Path, why: str) -> ConfigError:
 
 
 MANIFEST = "manifest.json"
-_PIECE = 16 * 2**20
+_PIECE = 4 * 2**20
 """Bytes that are read at once."""
 _READERS = 8
 """Files that are read at once: one stream does not fill a fast disk or a network."""

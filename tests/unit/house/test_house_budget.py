@@ -56,7 +56,7 @@ BUDGET: dict[str, Size] = {
     "resolve": Size(1903, 19, 13),
     "reward": Size(1363, 18, 11),
     "rl": Size(1706, 17, 19),
-    "run": Size(2783, 22, 30),
+    "run": Size(2785, 22, 30),
     "sampler": Size(2118, 23, 13),
     "shapes": Size(640, 5, 9),
     "sync": Size(688, 5, 7),

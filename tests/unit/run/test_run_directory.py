@@ -133,6 +133,7 @@ def test_each_thousand_steps_of_trajectories_has_a_folder(tmp_path: Path) -> Non
     assert run.last_sampled_step() is None and run.trajectories() == {}
     names = {7: "step-000007", 999: "step-000999", 1000: "001000/step-001000"}
     names |= {1001: "001000/step-001001", 12_345: "012000/step-012345"}
+    names |= {10**6: "1000000/step-1000000"}
     for step, name in names.items():
         assert run.trajectories_path(step) == tmp_path / "trajectories" / f"{name}.parquet"
         write_whole(run.trajectories_path(step), "")
@@ -140,7 +141,7 @@ def test_each_thousand_steps_of_trajectories_has_a_folder(tmp_path: Path) -> Non
     older = tmp_path / "trajectories" / "step-005000.parquet"
     older.touch()
     assert run.trajectories_path(5000) == older
-    assert list(run.trajectories()) == [7, 999, 1000, 1001, 5000, 12_345]
+    assert list(run.trajectories()) == [7, 999, 1000, 1001, 5000, 12_345, 10**6]
     run.remove_trajectories_after(1000)
     assert list(run.trajectories()) == [7, 999, 1000] and run.last_sampled_step() == 1000
     partial = run.trajectories_path(1002).with_name(".step-001002.parquet.partial-12345678")

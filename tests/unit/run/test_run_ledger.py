@@ -193,9 +193,10 @@ def test_leaks_come_back_from_their_file(tmp_path: Path) -> None:
     append_row(tmp_path / "leaks.jsonl", {"step": 160, **asdict(leak)})
     assert read_leaks(tmp_path / "leaks.jsonl") == [leak]
     assert read_leaks(tmp_path / "none.jsonl") == []
-    (tmp_path / "leaks.jsonl").write_text('{"step": 1, "process": "rank 0"}\n')
-    with pytest.raises(ConfigError, match=r"leaks\.jsonl has a row without 'phase'"):
-        read_leaks(tmp_path / "leaks.jsonl")
+    for wrong in ({"process": "rank 0"}, asdict(leak) | {"rate": "x"}):
+        (tmp_path / "leaks.jsonl").write_text(json.dumps({"step": 1, **wrong}) + "\n")
+        with pytest.raises(ConfigError, match=r"leaks\.jsonl has a row that is no leak"):
+            read_leaks(tmp_path / "leaks.jsonl")
 
 
 def test_a_missing_ledger_is_an_error(tmp_path: Path) -> None:
