@@ -78,8 +78,8 @@ def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> Non
         session.stop_if_asked(state.step)
 
 
-def restore(session: RunSession, cluster: Cluster) -> None:
-    """Load the checkpoint that the run resumes from; do nothing in a new run.
+def check_resumed(session: RunSession, cluster: Cluster) -> None:
+    """Have the ranks compare the checkpoint that the run resumes from with its manifest.
 
     Raises CheckpointDamaged if it is damaged and there is an earlier one, else ConfigError.
     """
@@ -92,6 +92,13 @@ def restore(session: RunSession, cluster: Cluster) -> None:
     with session.phase("load", cluster):
         if damage := session.checkpoints.find_damage(cluster, session.resumed):
             raise leave_out_damaged(session.directory, session.state.step, damage)
+
+
+def restore(session: RunSession, cluster: Cluster) -> None:
+    """Load the checkpoint that the run resumes from; do nothing in a new run."""
+    if session.resumed is None:
+        return
+    with session.phase("load", cluster):
         for name in session.spec.trained:
             group = group_of(cluster, session.spec.roles[name])
             group.all(Worker.load_checkpoint, name, (session.resumed / name).absolute())
