@@ -259,7 +259,7 @@ def record_draw(
             fault_point("rollouts.write", step, path=path)
             work.session.pruner.prune(step)
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
-    left = experience.unlearned, next_place, min(directory.checkpoints(), default=-1)
+    left = step, experience.unlearned, next_place, min(directory.checkpoints(), default=-1)
     work.session.journal.keep(lambda key: is_open(key, *left))
 
 

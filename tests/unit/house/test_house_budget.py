@@ -55,7 +55,7 @@ BUDGET: dict[str, Size] = {
     "process": Size(1188, 13, 8),
     "resolve": Size(1903, 19, 13),
     "reward": Size(1363, 18, 11),
-    "rl": Size(1706, 17, 19),
+    "rl": Size(1712, 17, 19),
     "run": Size(2785, 22, 30),
     "sampler": Size(2118, 23, 13),
     "shapes": Size(640, 5, 9),
