@@ -35,9 +35,11 @@ from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.ray_actors import Host, Member
 from plimsoll.cluster.route import ActorRoute
 from plimsoll.commands.planning import summarize_plan
+from plimsoll.commands.report import report_run
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.run import RunConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import advise
@@ -63,6 +65,11 @@ from plimsoll.rl.batch import (
     score_batch,
     with_columns,
 )
+from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.health import HealthWatch
+from plimsoll.run.json_lines import append_rows, read_rows
+from plimsoll.run.ledger import LeakWatch, Ledger, LedgerFile, LedgerRow, memory_use
+from plimsoll.run.readings import CardReading, HostReading, Reading
 from plimsoll.run.trajectories import to_bytes, write_trajectories
 from plimsoll.sampler.protocol import EngineSpec, Request
 from plimsoll.sync.channel import Channel
@@ -115,6 +122,7 @@ PROMPT, RESPONSE, GROUP, STREAMS = 256, 8192, 16, 64
 """Tokens of a prompt and of a response, responses of a prompt, and data-parallel streams."""
 T134 = 1024 * GROUP * RESPONSE
 TOKENS = tuple(2**e * GROUP * RESPONSE for e in range(2, 6))
+STEPS = (1000, 2000, 4000, 8000)
 CALLS = tuple(4**e * 256 for e in range(4))
 
 
@@ -413,6 +421,84 @@ def suggest(cards: int, stack: ExitStack) -> Job:
     return lambda: advise(*planned(cards))
 
 
+GB = 10**9
+PHASES = ("rollout", "score", "train_actor", "sync")
+
+
+def readings_of(cards: int, rng: np.random.Generator) -> dict[str, Reading]:
+    """Return the readings of ranks on nodes of eight cards, which differ by a few percent."""
+    found = {}
+    for rank, part in enumerate(rng.normal(1, 0.02, cards)):
+        host = HostReading(f"host {rank // 8}", int(9 * GB * part), 8 * GB, 90 * GB, 999 * GB)
+        peaks = int(50 * GB * part), int(60 * GB * part)
+        card = CardReading(*peaks, 40 * GB, 55 * GB, 70 * GB, 80 * GB, 0.5)
+        found[f"rank {rank}"] = Reading(host, card)
+    return found
+
+
+def ledger_step(ledger: Ledger, file: LedgerFile, cards: int, step: int) -> list[LedgerRow]:
+    """Read the memory of all cards after each phase, and write what has moved."""
+    rng = np.random.default_rng(step)
+    for phase in PHASES:
+        ledger.add(phase, readings_of(cards, rng), 1.0)
+    rows = ledger.take(step)
+    file.add(rows)
+    return rows
+
+
+def keep_ledger(cards: int, stack: ExitStack) -> Job:
+    """Return the ledger's work of ten steps, with the search for leaks."""
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+    def steps() -> None:
+        ledger, file, leaks = Ledger({}, 0), LedgerFile(home / "ledger.jsonl"), LeakWatch()
+        for step in range(10):
+            rows = ledger_step(ledger, file, cards, step)
+            memory_use(rows)
+            leaks.add(rows)
+
+    return steps
+
+
+def finished_run(steps: int, stack: ExitStack) -> RunDirectory:
+    """Return a run of 64 cards with its rows, a checkpoint and a file of each step's samples."""
+    run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    ledger, file = Ledger({}, 0), LedgerFile(run.ledger_path)
+    numbers = {f"metric_{i}": 1 / (i + 3) for i in range(80)}
+    seconds = {f"seconds/{phase}": 1.0 for phase in PHASES}
+    for step in range(1, 100):
+        ledger_step(ledger, file, 64, step)
+    file.finish()
+    rows = ({"step": step, **numbers, **seconds} for step in range(1, steps + 1))
+    append_rows(run.metrics_path, rows)
+    write_trajectories(run.trajectories_path(1), 1, episodes(GROUP * RESPONSE))
+    for step in range(2, steps + 1):
+        path = run.trajectories_path(step)
+        path.parent.mkdir(exist_ok=True)
+        path.hardlink_to(run.trajectories_path(1))
+    run.checkpoint_path(steps).mkdir(parents=True)
+    return run
+
+
+def report(steps: int, stack: ExitStack) -> Job:
+    """Return the report at the end of a run."""
+    path = finished_run(steps, stack).path
+    return lambda: report_run(path)
+
+
+def resume(steps: int, stack: ExitStack) -> Job:
+    """Return what a resume does with a run's files, without those of its checkpoint."""
+    run = finished_run(steps, stack)
+    config = RunConfig(directory=str(run.path), steps=steps, resume="auto")
+
+    def open_again() -> None:
+        with open_run(config) as opened:
+            HealthWatch(read_rows(opened.metrics_path))
+            opened.remove_trajectories_after(steps)
+
+    return open_again
+
+
 def _step(name: str, *, has_bytes: bool = False) -> Part:
     meaning = "1,024 prompts x 16 responses x 8,192 tokens"
     return Part(partial(step_part, name), "tokens", TOKENS, T134, meaning, has_bytes)
@@ -426,6 +512,9 @@ PARTS: dict[str, Part] = {
     "group call": Part(call_group, "ranks", (64, 128, 256, 512), 1024, "ranks, one call"),
     "plan": Part(plan_run, "cards", (8, 64, 512, 4096), 8192, "GRPO of 7B, half of them engines'"),
     "suggest": Part(suggest, "cards", (8, 64, 256, 1024), 8192, "the same; does not fit as it is"),
+    "ledger": Part(keep_ledger, "cards", (32, 64, 128, 256), 1024, "cards, ten steps"),
+    "report": Part(report, "steps", STEPS, 10_000, "steps of 64 cards"),
+    "resume": Part(resume, "steps", STEPS, 10_000, "steps of 64 cards"),
     "weight sync": Part(send_weights, "members", (18, 36, 72, 144), 1024, "70B, 256 MiB buckets"),
 }
 

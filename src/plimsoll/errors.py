@@ -50,6 +50,12 @@ class FunctionFailed(PlimsollError):
     """
 
 
+class CheckpointDamaged(PlimsollError):
+    """A damaged checkpoint that was put aside; the run can go on from the one before."""
+
+    fault = "process"
+
+
 class CannotWrite(PlimsollError):
     """A disk that is full, read-only, not shared by all nodes, or not ours to write to.
 

@@ -97,6 +97,40 @@ def test_nothing_that_ended_is_sampled_or_scored_twice(home: Path, at: int) -> N
     assert not (again / "journal.bin").exists()
 
 
+@pytest.mark.parametrize(
+    ("point", "step", "kept"),
+    [
+        ("rollouts.begin", 3, "true"),
+        ("rollouts.begin", 2, "{last: 1}"),
+        slow("rollouts.write", 3, "{last: 1}"),
+    ],
+)
+def test_a_kill_while_a_step_is_written_beside_its_training_loses_nothing(
+    home: Path, point: str, step: int, kept: str
+) -> None:
+    """The journal holds what was sampled until the file is whole: nothing is scored twice. The
+    files of steps after the last checkpoint stay, also where few are kept."""
+    name = f"killed-{point}-{step}"
+    words = ("ppo", "ppo.yaml", "--run.directory", name, "--run.keep_trajectories", kept)
+    told = {"CALLS": f"{name}.calls", "PLIMSOLL_FAULTS": f"{point}:kill:step={step}"}
+    assert run(home, *words, environment=told).code == -signal.SIGKILL
+    told["PLIMSOLL_FAULTS"] = ""
+    done = run(home, *words, "--run.resume", "auto", environment=told)
+    assert done.code == 0, done.err
+    again = home / name
+    assert metrics(again) == metrics(home / "whole")
+    left = sorted(again.glob("trajectories/*"))
+    assert len(left) == (3 if kept == "true" else 1)
+    for file in left:
+        assert parquet.read_table(file) == parquet.read_table(
+            home / "whole/trajectories" / file.name
+        )
+    weights = [(r / "model" / "model.safetensors").read_bytes() for r in (again, home / "whole")]
+    assert weights[0] == weights[1]
+    assert calls(home, f"{name}.calls") == calls(home, "calls")
+    assert not [item.name for item in (again / "trajectories").glob(".*")]
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 def test_an_episode_that_ended_is_not_played_again_though_its_group_goes_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -37,7 +37,6 @@ from plimsoll.page.ledger import (
     drop_lone_nodes,
     fullest_of_kinds,
     nearest_to_line,
-    process_kind,
 )
 from plimsoll.page.plan import (
     controls,
@@ -47,14 +46,14 @@ from plimsoll.page.plan import (
     merge_flags,
     peaks,
 )
-from plimsoll.page.progress import prometheus_text
+from plimsoll.page.progress import phase_seconds, prometheus_text
 from plimsoll.page.serve import PLAN, RUNS, AnswerFunction, Query, read_token, render_page, serve
 from plimsoll.page.watched import Watched, read_whole_run, watch_runs
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory, existing_run, refuse_strange_files
 from plimsoll.run.ending import read_end
 from plimsoll.run.files import write_whole
-from plimsoll.run.ledger import LedgerRow, find_leaks, is_node, read_ledger
+from plimsoll.run.ledger import LedgerRow, is_node, process_kind, read_leaks, read_ledger
 from plimsoll.run.numbers import gigabytes_text
 
 _COLUMNS = ("process", "phase", "memory", "predicted", "measured", "over", "seconds")
@@ -70,20 +69,25 @@ def report_run(path: Path) -> str:
     end = read_end(run.end_path)
     if end is not None and end.how == "failed":
         failure = [f"The run {end}", f"Its log, with the traceback: {run.log_path}"]
-    try:
-        rows = read_ledger(run.ledger_path)
-    except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *failure])) from error
-    counted_rows = drop_lone_nodes(rows)
-    comparisons = compare(counted_rows)
+    [watched] = map(read_whole_run, watch_runs([path]))
+    rows, seconds = watched.ledger.rows, phase_seconds(watched)
+    if not rows:
+        try:
+            read_ledger(run.ledger_path)  # says why there are none
+        except ConfigError as error:
+            raise ConfigError("\n".join([str(error), *failure])) from error
+    # The metrics have the seconds of all steps; a last save is in the ledger alone.
+    comparisons = [
+        replace(c, seconds=max(c.seconds, seconds.get(c.phase, 0.0)))
+        for c in compare(drop_lone_nodes(rows))
+    ]
     processes = {c.process for c in comparisons}
     remarks = [nearest_text(*nearest_to_line(rows))]
     if len(set(map(process_kind, processes))) < len(processes):
         several = "Of several processes of a kind, the fullest of each phase; ledger.jsonl has all."
         remarks.insert(0, several)
-    remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
-    watched = [read_whole_run(run_read) for run_read in watch_runs([path])]
-    write_whole(run.report_path, render_page(str(path), freeze_replies(watched, remarks), RUNS))
+    remarks += [f"Leak: {leak.text}." for leak in read_leaks(run.leaks_path)]
+    write_whole(run.report_path, render_page(str(path), freeze_replies([watched], remarks), RUNS))
     last_line = f"Written to {run.report_path}."
     table = table_text(fullest_of_kinds(comparisons))
     return "\n".join([*failure, table, "", *remarks, last_line])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.commands.planning import constants_of, hardware_of, summarize_plan
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import CheckpointDamaged, ConfigError, PlimsollError
 from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.memory.explain import explain, explanation_text
 from plimsoll.memory.weigh import Plan
@@ -20,6 +20,7 @@ from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ending import notes_of
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import tell
+from plimsoll.run.readings import Planned
 
 
 def run(spec: RunSpec[Any], plan: Plan | str) -> None:
@@ -31,7 +32,7 @@ def run(spec: RunSpec[Any], plan: Plan | str) -> None:
     directory = RunDirectory(Path(spec.run.directory))
     try:
         planned = replace(summarize_plan(spec, plan), explain=partial(explanation_of, spec))
-        spec.job.load_loop().run(spec, planned)
+        _run_from_a_whole_checkpoint(spec, planned)
     except OutOfMemory as error:
         if error.incident.phase is None:
             raise
@@ -43,6 +44,17 @@ def run(spec: RunSpec[Any], plan: Plan | str) -> None:
             explained.add_note(note)
         raise explained from error
     leave_report(directory.path)
+
+
+def _run_from_a_whole_checkpoint(spec: RunSpec[Any], planned: Planned) -> None:
+    """Run the job, again from an earlier checkpoint for each that ranks find damaged."""
+    while True:
+        try:
+            spec.job.load_loop().run(spec, planned)
+        except CheckpointDamaged as error:
+            tell(str(error))
+        else:
+            return
 
 
 def leave_report(directory: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plimsoll.config.base import (
     NonNegativeFloat,
@@ -117,6 +117,26 @@ class BestConfig(Settings):
     """The checkpoint of the final model: the best evaluation's, or the last step's."""
 
 
+class KeptTrajectories(Settings):
+    """The steps whose trajectories are kept; `true` stands for all of them, `false` for none."""
+
+    last: NonNegativeInt | None = None
+    """Keep those of this many last steps, and those that a resume may learn from again; default: of
+    all steps."""
+    every: PositiveInt | None = None
+    """Keep those of every this many steps, too, however old they are; default: of none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_all_or_none(cls, value: object) -> object:
+        return {"last": None if value else 0} if isinstance(value, bool) else value
+
+    @property
+    def are_written(self) -> bool:
+        """Whether a step's trajectories are written at all."""
+        return self.last != 0 or self.every is not None
+
+
 class RunConfig(Settings):
     """The run directory, and the length, saving and displays of the run."""
 
@@ -163,9 +183,10 @@ class RunConfig(Settings):
     max_bad_steps: NonNegativeInt = 3
     """The most steps in a row that are left out because a reward, log-prob, value, advantage or
     gradient is not finite; one more ends the run."""
-    keep_trajectories: bool = True
-    """Write the trajectories of every step of reinforcement learning to Parquet. Without them a
-    run that goes on from a checkpoint samples the steps after it again."""
+    keep_trajectories: KeptTrajectories = KeptTrajectories()
+    """Write the trajectories of every step of reinforcement learning to Parquet, and keep those of
+    all steps (also as `true`), of some, or of none (`false`). Without them a run that goes on from
+    a checkpoint samples the steps after it again."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""
     loggers: tuple[LoggerName, ...] = ()

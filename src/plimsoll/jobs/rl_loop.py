@@ -253,14 +253,16 @@ def record_draw(
 ) -> None:
     """Write what a step drew, if the run keeps trajectories, and forget it in the journal."""
     directory, step = work.session.directory, state.step + 1
-    if work.spec.run.keep_trajectories:
+    if work.spec.run.keep_trajectories.are_written:
         draw = _draw(work, experience, rewards)
         path = directory.trajectories_path(step)
+        fault_point("rollouts.begin", step)
         write_trajectories(path, step, experience.trajectories, draw)
         with explaining_errors(path):
             fault_point("rollouts.write", step, path=path)
+            work.session.pruner.prune(step)
     next_place = state.data_position + experience.prompts + len(experience.unlearned)
-    left = experience.unlearned, next_place, min(directory.checkpoints(), default=-1)
+    left = step, experience.unlearned, next_place, min(directory.checkpoints(), default=-1)
     work.session.journal.keep(lambda key: is_open(key, *left))
 
 

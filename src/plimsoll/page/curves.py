@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from math import isfinite, isnan, nan
 from typing import Any, Literal, get_args
 
@@ -15,12 +16,13 @@ from numpy.typing import NDArray
 
 from plimsoll.config.yaml_tree import value_at
 from plimsoll.jobs import JOBS
-from plimsoll.page.ledger import drop_lone_nodes, process_kind
+from plimsoll.page.ledger import drop_lone_nodes
 from plimsoll.page.watched import Figures, Watched
 from plimsoll.resolve.job import Panel
 from plimsoll.run.displays import BEFORE_STEPS, Figure, figures
 from plimsoll.run.health import RANGES
 from plimsoll.run.json_lines import JsonRow
+from plimsoll.run.ledger import process_kind
 
 
 def metric_names(rows: Iterable[JsonRow], prefix: str) -> list[str]:
@@ -166,12 +168,17 @@ def _curves_of(run: Watched, section: CurveSection, compared: Sequence[JsonRow])
 
 
 def _peaks(run: Watched) -> Curves:
-    steps, peaks = run.ledger.peaks_by_step()
-    kinds = {process_kind(row.process) for row in drop_lone_nodes(run.ledger.rows)}
-    no_values = np.full(len(steps), np.nan)
-    series = {kind: kind for kind in peaks if kind in kinds}
-    panel = Panel("Memory at its fullest", "GB", series, from_zero=True)
-    return steps, lambda name: peaks.get(name, no_values) / 1e9, [panel]
+    """Return the peaks of each kind of process; earlier versions wrote those of each process."""
+    kinds = dict.fromkeys(process_kind(row.process) for row in drop_lone_nodes(run.ledger.rows))
+    names = metric_names([run.metrics.names], "memory_bytes/")
+
+    def peaks(kind: str) -> Figures:
+        nothing = np.full(len(run.metrics.rows), np.nan)
+        of_kind = (name for name in names if process_kind(name.partition("/")[2]) == kind)
+        return reduce(np.fmax, map(run.metrics.column, of_kind), nothing) / 1e9
+
+    panel = Panel("Memory at its fullest", "GB", {kind: kind for kind in kinds}, from_zero=True)
+    return run.metrics.column("step"), peaks, [panel]
 
 
 def _panels(run: Watched, section: CurveSection, compared: Sequence[JsonRow]) -> list[Panel]:

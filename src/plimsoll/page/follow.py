@@ -37,6 +37,11 @@ class FilePosition:
         return replace(self, size=status.st_size)
 
 
+def _is_safe(line: bytes) -> bool:
+    """Return whether Arrow can be given a line: an object that is not nested too deeply."""
+    return line.startswith(b"{") and line.count(b"[") + line.count(b"{") <= DEEPEST
+
+
 def read_on(
     path: Path, place: FilePosition, most: int, schema: pa.Schema | None = None
 ) -> tuple[pa.Table, bytes, FilePosition] | None:
@@ -57,8 +62,8 @@ def read_on(
     data = data[: data.rfind(b"\n") + 1]
     if not data:
         return None
-    if any(line.count(b"[") + line.count(b"{") > DEEPEST for line in data.splitlines()):
-        for _ in iter_rows(path):  # refuses what is nested so deeply that Arrow would crash
+    if not all(map(_is_safe, data.splitlines())):
+        for _ in iter_rows(path):  # refuses what Arrow would crash at
             pass
     options = pj.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"

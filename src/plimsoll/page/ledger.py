@@ -1,6 +1,6 @@
 """Summarise the ledger of a run as it grows, and compare predicted with measured memory.
 
-Sums are by process and phase, peaks by step. The comparison takes the maxima of all steps.
+Sums are by process and phase. The comparison takes the maxima of all steps.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from plimsoll.errors import PlimsollError
 from plimsoll.page.follow import FilePosition, read_on
-from plimsoll.run.ledger import LedgerRow, group_rows, is_node, read_ledger
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node, process_kind, read_ledger
 from plimsoll.run.readings import Footprint, Line, largest
 
 _SIZES = ("host", "allocated", "reserved", "device")
@@ -29,7 +27,7 @@ _SCHEMA = pa.schema(
         *(("step", pa.int64()), ("phase", pa.string()), ("process", pa.string())),
         *(("node", pa.string()), ("predicted", _FOOTPRINT), ("measured", _FOOTPRINT)),
         ("line", pa.struct([("used_bytes", pa.int64()), ("capacity_bytes", pa.int64())])),
-        ("seconds", pa.float64()),
+        *(("seconds", pa.float64()), ("at", pa.int64())),
     ]
 )
 _HOW = {
@@ -37,11 +35,11 @@ _HOW = {
     "node": "last",
     **{f"predicted.{name}_bytes": "last" for name in _SIZES},
     **{f"measured.{name}_bytes": "max" for name in _SIZES},
-    "line.used_bytes": "max",
+    "line.used_bytes": "last",
     "line.capacity_bytes": "last",
     "seconds": "sum",
 }
-"""The function that reduces each column over the steps to one value."""
+"""The function that reduces each column over the rows to one value; the last row is the fullest."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ class LedgerSums:
     place: FilePosition = field(default_factory=FilePosition)
     sums: pa.Table | None = None
     """One row for each process and phase."""
-    peaks: pa.Table | None = None
-    """Largest peak of each step and kind of process, in bytes. A step may have several rows."""
 
     def read_on(self, path: Path, most: int) -> LedgerSums:
         """Return the sums after reading at most `most` more bytes of a ledger.jsonl."""
@@ -66,51 +62,32 @@ class LedgerSums:
             read_ledger(path)  # names the line
             raise PlimsollError(f"{path} has rows that are none of a ledger.")
         flat = rows.flatten()
+        steps = pc.coalesce(flat["at"], flat["step"])
+        flat = flat.set_column(0, "step", steps).select(["process", "phase", *_HOW])
         sums = [] if before.sums is None else [before.sums]
-        peaks = [] if before.peaks is None else [before.peaks]
-        return LedgerSums(
-            place,
-            _sum_rows(pa.concat_tables([*sums, flat.select(["process", "phase", *_HOW])])),
-            pa.concat_tables([*peaks, _peaks(flat)]),
-        )
+        return LedgerSums(place, _sum_rows(pa.concat_tables([*sums, flat])))
 
     @property
     def rows(self) -> list[LedgerRow]:
-        """One row for each process and phase, with the maxima of all steps and the total seconds.
+        """One row for each process and phase, with the maxima and total seconds of the file's rows.
 
-        `step` is the last step that has the phase.
+        `step`, `predicted` and `line` are of the row in which it was fullest, the last of several.
         """
         return [] if self.sums is None else [_row(values) for values in self.sums.to_pylist()]
 
-    def peaks_by_step(self) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-        """Return the steps, shape [S], and each kind's peaks in bytes, shape [S]."""
-        if self.peaks is None:
-            return np.array([]), {}
-        steps, positions = np.unique(self.peaks["step"].to_numpy(), return_inverse=True)
-        kinds, sizes = self.peaks["kind"].to_numpy(), self.peaks["bytes"].to_numpy()
-        by_kind = {}
-        for kind in pc.unique(self.peaks["kind"]).to_pylist():
-            peaks, is_kind = np.full(len(steps), np.nan), kinds == kind
-            np.fmax.at(peaks, positions[is_kind], sizes[is_kind].astype(np.float64))
-            by_kind[kind] = peaks
-        return steps.astype(np.float64), by_kind
-
 
 def _sum_rows(rows: pa.Table) -> pa.Table:
-    grouped = rows.group_by(["process", "phase"], use_threads=False)
-    summed = grouped.aggregate(list(_HOW.items()))
+    """Return a row for each process and phase, in the order in which they first appear."""
+    fullest = pc.coalesce(rows["measured.device_bytes"], rows["measured.host_bytes"])
+    places = pa.array(range(len(rows)), pa.int64())
+    ordered = rows.append_column("fullest", fullest).append_column("place", places)
+    ordered = ordered.sort_by([("fullest", "ascending"), ("place", "ascending")])
+    grouped = ordered.group_by(["process", "phase"], use_threads=False)
+    summed = grouped.aggregate([*_HOW.items(), ("place", "min")]).sort_by("place_min")
     names = {f"{name}_{how}": name for name, how in _HOW.items()}
     return summed.rename_columns([names.get(name, name) for name in summed.column_names]).select(
         ["process", "phase", *_HOW]
     )
-
-
-def _peaks(rows: pa.Table) -> pa.Table:
-    fullest = pc.coalesce(rows["measured.device_bytes"], rows["measured.host_bytes"])
-    kinds = pc.replace_substring_regex(rows["process"], r"\s*\d+$", "")
-    table = pa.table({"step": rows["step"], "kind": kinds, "bytes": fullest})
-    peaks = table.group_by(["step", "kind"], use_threads=False).aggregate([("bytes", "max")])
-    return peaks.rename_columns({"bytes_max": "bytes"}).select(["step", "kind", "bytes"])
 
 
 def _row(values: Mapping[str, Any]) -> LedgerRow:
@@ -149,7 +126,7 @@ class Comparison:
     """The planned bytes; None if the plan has none."""
     measured: int
     seconds: float
-    """Duration of the phase, summed over all steps."""
+    """Duration of the phase, summed over the rows."""
 
     @property
     def over(self) -> float | None:
@@ -186,11 +163,6 @@ def drop_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     return [row for row in rows if not is_node(row) or len(processes[row.node]) > 1]
 
 
-def process_kind(process: str) -> str:
-    """Return the kind of a process, such as `critic rank` for `critic rank 3`."""
-    return process.rstrip("0123456789").rstrip()
-
-
 def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Return the comparisons of the fullest process of each kind in each phase."""
     fullest: dict[tuple[str, str], list[Comparison]] = {}
@@ -208,7 +180,7 @@ def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
     """Return two rows: of the main process, and of the card or node nearest to its load line.
 
     For a card, all used bytes count; for a node, only those of this run. The main process is the
-    process that held most of them at that moment.
+    process of the node that held most in that phase.
     """
     fullest = max(
         (row for row in rows if is_node(row) or row.measured.device is not None),
@@ -216,6 +188,6 @@ def nearest_to_line(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
     )
     if not is_node(fullest):
         return fullest, fullest
-    moment = (fullest.step, fullest.phase)
-    rows_then = (row for row in rows if (row.step, row.phase) == moment and not is_node(row))
-    return max(rows_then, key=lambda row: row.measured.host), fullest
+    place = (fullest.process, fullest.phase)
+    rows_there = (row for row in rows if (row.node, row.phase) == place and not is_node(row))
+    return max(rows_there, key=lambda row: row.measured.host), fullest

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
-from plimsoll.page.ledger import compare, drop_lone_nodes, fullest_of_kinds, process_kind
+from plimsoll.page.ledger import compare, drop_lone_nodes, fullest_of_kinds
 from plimsoll.page.watched import Watched
-from plimsoll.run.ledger import LedgerRow, group_rows, is_node
+from plimsoll.run.ledger import LedgerRow, group_rows, is_node, process_kind
 from plimsoll.run.phases import TimedPhase
 
 PlanItem = Mapping[str, Any]

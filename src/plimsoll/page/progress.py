@@ -94,7 +94,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
         "phaseSeconds": at - run.now.since if state == "running" and run.now else None,
         "secondsPerStep": seconds,
         "secondsLeft": seconds and max(steps - done, 0) * seconds if state == "running" else None,
-        "seconds": sum(_total_seconds(run).values()),
+        "seconds": sum(phase_seconds(run).values()),
         "writtenAgo": max(at - written.stat().st_mtime, 0.0) if written.is_file() else None,
         "unread": run.unread,
         "version": run.version,
@@ -160,7 +160,8 @@ def _phases(run: Watched) -> list[str]:
     return [n.removeprefix("seconds/") for n in metric_names([run.metrics.names], "seconds/")]
 
 
-def _total_seconds(run: Watched) -> dict[str, float]:
+def phase_seconds(run: Watched) -> dict[str, float]:
+    """Return the total seconds of each phase."""
     rows = run.metrics.rows
     return {phase: pc.sum(rows[f"seconds/{phase}"]).as_py() or 0.0 for phase in _phases(run)}
 
@@ -179,7 +180,7 @@ def _warnings(step: int, metrics: dict[str, float]) -> list[dict[str, str]]:
 
 def seconds(run: Watched) -> dict[str, Any]:
     """Return the total seconds of each phase, in two groups: before the steps, and in them."""
-    totals = _total_seconds(run)
+    totals = phase_seconds(run)
     return {
         "before": {phase: s for phase, s in totals.items() if phase in BEFORE_STEPS and s},
         "steps": {phase: s for phase, s in totals.items() if phase not in BEFORE_STEPS},

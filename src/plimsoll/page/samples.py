@@ -29,7 +29,7 @@ from plimsoll.run.responses import (
     excerpt,
     read_groups,
 )
-from plimsoll.run.trajectories import read_bounded
+from plimsoll.run.trajectories import iter_bounded, row_groups_of
 
 _EXCERPT = 160
 _ENDS = 3
@@ -133,8 +133,10 @@ def _rows(path: Path, group: ResponseGroup) -> dict[int, Mapping[str, Any]]:
     names = pq.read_schema(path).names
     key = "group" if "group" in names else "prompt_index"
     columns = [key, *(name for name in _COLUMNS if name in names)]
-    table = read_bounded(path, columns).filter(pc.field(key) == group.number)
-    return {row["sample_index"]: row for row in table.to_pylist()}
+    found = row_groups_of(path, key, group.number)
+    batches = iter_bounded(path, columns, found) if found else ()
+    own_rows = (batch.filter(pc.field(key) == group.number) for batch in batches)
+    return {row["sample_index"]: row for rows in own_rows for row in rows.to_pylist()}
 
 
 def _response(

@@ -122,7 +122,7 @@ class Watched:
         seen = replace(
             self,
             config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
-            latest=max(self.run.trajectories(), default=None),
+            latest=self.run.last_sampled_step(),
             now=read_current_phase(self.run.now_path),
             end=read_end(self.run.end_path),
             problem="",
@@ -190,7 +190,8 @@ def read_whole_run(run: Watched) -> Watched:
     while (after := seen.look()).unread < seen.unread:
         seen = after
     if after.problem:
-        read_rows(run.run.metrics_path)
+        if run.run.metrics_path.is_file():
+            read_rows(run.run.metrics_path)
         read_ledger(run.run.ledger_path)
         raise PlimsollError(after.problem)
     return after

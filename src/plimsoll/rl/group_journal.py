@@ -61,11 +61,17 @@ class GroupJournal:
 NO_JOURNAL = GroupJournal()
 
 
-def is_open(key: RecordKey, unlearned: Collection[int], next_place: int, saved: int) -> bool:
+def is_open(
+    key: RecordKey, step: int, unlearned: Collection[int], next_place: int, saved: int
+) -> bool:
     """Return whether a record of the journal is needed once a step has its trajectories.
+
+    A resumed run learns again from the files of earlier steps; what was sampled for later ones is
+    needed after them.
 
     Args:
         key: the record's key.
+        step: the step.
         unlearned: see `RunState`.
         next_place: see `RunState`; both as they are after the step.
         saved: the step of the oldest checkpoint, or -1.
@@ -73,6 +79,10 @@ def is_open(key: RecordKey, unlearned: Collection[int], next_place: int, saved: 
     match key:
         case ("group", place, *_):
             return place in unlearned or int(place) >= next_place
-        case ("figures", step):
-            return int(step) > saved
+        case ("request", of, *_):
+            return int(of) > step
+        case ("held out", after, *_):
+            return int(after) >= step
+        case ("figures", after):
+            return int(after) > saved
     return False

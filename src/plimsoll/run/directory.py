@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
-from plimsoll.errors import CannotWrite, ConfigError
+from plimsoll.errors import CannotWrite, CheckpointDamaged, ConfigError, PlimsollError
 from plimsoll.run.files import (
     directory_bytes,
     explaining_errors,
@@ -24,7 +26,7 @@ from plimsoll.run.files import (
     write_whole,
 )
 from plimsoll.run.json_lines import keep_rows_until
-from plimsoll.run.numbers import gigabytes, gigabytes_text
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.output import tell
 from plimsoll.run.state import find_damage
 
@@ -35,8 +37,9 @@ ROWS_OF_A_GROUP = 512
 """Responses of a row group of trajectories: a reader of a few need read no others, and what writes
 them holds no more at once."""
 
-_READ_WITHOUT_WORD = 2**33
-"""Bytes of the largest checkpoint whose files are read without a message."""
+_FOLDER_STEPS = 1000
+_SETTLED_NS = 2 * 10**9
+"""Age in nanoseconds from which a folder's time of change tells it from what it becomes."""
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
 
@@ -67,7 +70,9 @@ class RunDirectory:
     metrics_path = _Item("metrics.jsonl")
     """The metrics, one line per step."""
     ledger_path = _Item("ledger.jsonl")
-    """Predicted and measured memory, one line per step, phase and process."""
+    """Predicted and measured memory: lines of processes and phases whose maxima moved."""
+    leaks_path = _Item("leaks.jsonl")
+    """The processes that held more memory with every step, if there are any."""
     out_of_memory_path = _Item("out-of-memory.txt")
     """Why the run ran out of memory, if it did."""
     shortage_path = _Item("shortage.txt")
@@ -122,8 +127,14 @@ class RunDirectory:
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def trajectories_path(self, step: int) -> Path:
-        """Return the path of the Parquet file with an optimizer step's trajectories."""
-        return self.path / "trajectories" / f"step-{step:06d}.parquet"
+        """Return the path of the Parquet file with an optimizer step's trajectories.
+
+        From step 1,000 on, each thousand has a folder, named after its first step.
+        """
+        folder, name = self.path / "trajectories", f"step-{step:06d}.parquet"
+        if step < _FOLDER_STEPS or (folder / name).exists():  # an earlier version wrote it
+            return folder / name
+        return folder / f"{step // _FOLDER_STEPS * _FOLDER_STEPS:06d}" / name
 
     def write_config(self, text: str, template: str | None = None) -> None:
         """Write the resolved config and its chat template; without one, remove an old template.
@@ -137,12 +148,12 @@ class RunDirectory:
         write_whole(self.config_path, text)
 
     def sync_rows(self) -> None:
-        """Flush the files of metrics and ledger to the disk (fsync).
+        """Flush the files of metrics, ledger and leaks to the disk (fsync).
 
         Call this before a checkpoint is written. Otherwise a power failure could leave a
         checkpoint without the rows of its steps, and nothing would write these rows again.
         """
-        for path in (self.metrics_path, self.ledger_path, self.path):
+        for path in (self.metrics_path, self.ledger_path, self.leaks_path, self.path):
             if path.exists():
                 with explaining_errors(path):
                     sync(path)
@@ -176,7 +187,13 @@ class RunDirectory:
 
     def trajectories(self) -> dict[int, Path]:
         """Return the paths of the trajectory files by step, in the order of steps."""
-        return _by_step(self.path / "trajectories")
+        folders = trajectory_folders(self.path)
+        return dict(sorted(chain.from_iterable(_by_step(each).items() for each in folders)))
+
+    def last_sampled_step(self) -> int | None:
+        """Return the last step with trajectories, or None; reads few folders."""
+        listed = map(_by_step, reversed(trajectory_folders(self.path)))
+        return next((max(by_step) for by_step in listed if by_step), None)
 
     def sampled_step(self, step: int | None) -> tuple[int, Path]:
         """Return (step, path) of a step's trajectory file; of the last one if `step` is None.
@@ -226,6 +243,31 @@ class RunDirectory:
         return any(path.exists() for path in traces)
 
 
+class TrajectoryPruner:
+    """Removes the trajectory files of a run that its settings do not keep, each once.
+
+    Files of steps after the oldest of the last checkpoints stay: a resume learns from them again.
+    """
+
+    def __init__(self, run: RunDirectory, config: RunConfig) -> None:
+        self._run, self._config = run, config
+        self._pruned = 0
+
+    def prune(self, step: int) -> None:
+        """Remove what need not be kept, now that the file of `step` is there."""
+        kept, config = self._config.keep_trajectories, self._config
+        if kept.last is None:
+            return
+        until = step - kept.last
+        if config.keep_checkpoints and (config.save_every or config.best):
+            last_checkpoints = [*self._run.checkpoints()][-config.keep_checkpoints :]
+            until = min(until, *last_checkpoints[:1] or [0])
+        for old in range(self._pruned + 1, until + 1):
+            if kept.every is None or old % kept.every:
+                self._run.trajectories_path(old).unlink(missing_ok=True)
+        self._pruned = max(self._pruned, until)
+
+
 def existing_run(path: Path) -> RunDirectory:
     """Return the run directory at a path, for reading.
 
@@ -244,10 +286,20 @@ def refuse_strange_files(path: Path) -> None:
     reading a pipe has no end. Checkpoints, the final model and TensorBoard's files may be
     elsewhere.
     """
-    home, elsewhere = path.resolve(), {"checkpoints", "model", "tensorboard"}
-    folders = filter(Path.is_dir, (path, path / "trajectories", path / "bad"))
-    # Entries know what they are without a call of the system: a watched run is looked at often.
-    for entry in chain.from_iterable(map(os.scandir, folders)):
+    home, now = path.resolve(), time.time_ns()
+    for folder in (path, *trajectory_folders(path), path / "bad"):
+        if folder.is_dir():
+            # A watched run is looked at often. What has just changed may change once more at the
+            # same time of its clock.
+            changed = folder.stat().st_ctime_ns
+            _refuse_strange_entries(folder, home, changed if now - changed > _SETTLED_NS else now)
+
+
+@lru_cache(maxsize=1024)
+def _refuse_strange_entries(folder: Path, home: Path, changed: int) -> None:
+    """Refuse strange files of one folder, unless they were looked at after it `changed`."""
+    elsewhere = {"checkpoints", "model", "tensorboard"}
+    for entry in os.scandir(folder):  # entries know what they are without a call of the system
         item = Path(entry)
         may_lead_out = entry.is_symlink() and entry.name not in elsewhere
         if may_lead_out and not item.resolve().is_relative_to(home):
@@ -319,49 +371,69 @@ def _missing_checkpoint(config: RunConfig) -> Iterator[Problem]:
 def _put_damaged_aside(run: RunDirectory, note: Callable[[str], None]) -> None:
     """Rename the damaged checkpoints after the last whole one, so that the run goes on from that.
 
-    All files are read before any process starts, so going back costs nothing yet, and also ranks
-    that later read only slices read what was written. The disk's rate decides how long it takes.
+    The sizes of all files are compared, and the content of those that are no role's: a role's are
+    compared by the ranks that read them.
 
     Raises ConfigError if no checkpoint is whole; then all keep their names.
     """
     damages: dict[Path, str] = {}
     last_whole = None
     for path in reversed(run.checkpoints().values()):
-        if (size := directory_bytes(path)) > _READ_WITHOUT_WORD:
-            note(f"checking {path} against its manifest: {gigabytes(size)} GB")
-        damage = find_damage(path)
+        damage = find_damage(path, with_roles=False)
         if not damage:
             last_whole = path
             break
         damages[path] = damage
     if last_whole is None and damages:
-        lines = "".join(f"\n  {path}: {damage}" for path, damage in damages.items())
-        raise ConfigError(
-            f"No checkpoint of {run.path} is whole, so the run cannot go on from one. Nothing was "
-            f"changed. Put the files back from a copy, or choose another run.directory. To begin "
-            f"this run anew, move {run.path / 'checkpoints'} away.{lines}"
-        )
+        raise _none_is_whole(run, damages)
     for path, damage in damages.items():
-        names = (f"{path.name}.damaged{f'-{n}' * (n > 1)}" for n in count(1))
-        aside = next(free for free in map(path.with_name, names) if not free.exists())
-        with explaining_errors(aside):
-            path.replace(aside)
-        note(
-            f"{path} is damaged: {damage}. It is kept as {aside.name}, and the run goes on from "
-            f"{last_whole}"
-        )
+        note(_put_aside(path, damage, last_whole))
+
+
+def leave_out_damaged(run: RunDirectory, step: int, damage: str) -> PlimsollError:
+    """Rename the checkpoint of a step, which ranks found damaged; return the error for it.
+
+    It is a CheckpointDamaged: the run goes on from the checkpoint before. If there is none, it is a
+    ConfigError, and the checkpoint keeps its name.
+    """
+    path = run.checkpoint_path(step)
+    earlier = [other for number, other in run.checkpoints().items() if number < step]
+    if not earlier:
+        return _none_is_whole(run, {path: damage})
+    return CheckpointDamaged(_put_aside(path, damage, earlier[-1]))
+
+
+def _put_aside(path: Path, damage: str, instead: Path | None) -> str:
+    """Rename a damaged checkpoint, and return a text that says so."""
+    names = (f"{path.name}.damaged{f'-{n}' * (n > 1)}" for n in count(1))
+    aside = next(free for free in map(path.with_name, names) if not free.exists())
+    with explaining_errors(aside):
+        path.replace(aside)
+    return (
+        f"{path} is damaged: {damage}. It is kept as {aside.name}, and the run goes on from "
+        f"{instead}"
+    )
+
+
+def _none_is_whole(run: RunDirectory, damages: Mapping[Path, str]) -> ConfigError:
+    lines = "".join(f"\n  {path}: {damage}" for path, damage in damages.items())
+    return ConfigError(
+        f"No checkpoint of {run.path} is whole, so the run cannot go on from one. These keep their "
+        f"names. Put the files back from a copy, or choose another run.directory. To begin this "
+        f"run anew, move {run.path / 'checkpoints'} away.{lines}"
+    )
 
 
 def _tidy(run: RunDirectory) -> None:
     """Remove leftovers of killed processes, and rows of steps after the checkpoint."""
-    folders = ("checkpoints", "trajectories", "tensorboard")
+    folders = ("checkpoints", "trajectories", "trajectories/*", "tensorboard")
     _remove_leftovers(run.path, ".*", *(f"{folder}/.*" for folder in folders))
     run.out_of_memory_path.unlink(missing_ok=True)
     run.end_path.unlink(missing_ok=True)
     latest = run.latest_checkpoint()
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
-    keep_rows_until(run.metrics_path, step)
-    keep_rows_until(run.ledger_path, step)
+    for rows_path in (run.metrics_path, run.ledger_path, run.leaks_path):
+        keep_rows_until(rows_path, step)
 
 
 def _remove_leftovers(path: Path, *patterns: str) -> None:
@@ -376,6 +448,14 @@ def _remove_leftovers(path: Path, *patterns: str) -> None:
 def is_checkpoint_name(name: str) -> bool:
     """Return whether a directory of this name is a checkpoint."""
     return re.fullmatch(r"step-\d{6,}", name) is not None
+
+
+def trajectory_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's trajectories, those of the first steps before others."""
+    folder = run / "trajectories"
+    entries = os.scandir(folder) if folder.is_dir() else ()
+    thousands = sorted((e.name for e in entries if e.name.isdecimal() and e.is_dir()), key=int)
+    return [folder, *(folder / name for name in thousands)] if folder.is_dir() else []
 
 
 def _by_step(folder: Path) -> dict[int, Path]:

@@ -331,13 +331,8 @@ class _Excerpt:
 def _memory_texts(report: StepReport) -> list[str]:
     """Return a text for the fullest process of each kind, without the controller.
 
-    If there are several nodes, the fullest node has a text, too.
+    The node has a text, too, unless it only has one process.
     """
-    fullest: dict[str, str] = {}
-    for name, use in report.memory.items():
-        kind = name.rstrip("0123456789")
-        if kind == "controller" or (kind == "node " and len(report.memory) == 2):
-            continue
-        if kind not in fullest or use.measured > report.memory[fullest[kind]].measured:
-            fullest[kind] = name
-    return [f"{name} {report.memory[name].text}" for name in fullest.values()]
+    hidden = ("controller", "node ") if len(report.memory) == 2 else ("controller",)
+    memory = report.memory.items()
+    return [f"{name} {use.text}" for name, use in memory if not name.startswith(hidden)]

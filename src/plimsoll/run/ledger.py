@@ -1,8 +1,9 @@
 """The ledger of a run: predicted and measured memory of each process in each phase.
 
-There is a row for each step, phase and process, and for each step, phase and node. Phases before
-the first step (data, load, the first sync) are in the rows of the first step, or of step 0 if
-there is an evaluation before training. Saving a checkpoint is in the rows of its step.
+Each step has a row for each phase and process, and for each phase and node. The file has those in
+which a maximum of the process in the phase moves, so that it does not grow with every step. Phases
+before the first step (data, load, the first sync) are in the rows of the first step, or of step 0
+if there is an evaluation before training. Saving a checkpoint is in the rows of its step.
 
 Host memory is watched, too: nodes that are nearly full, and processes whose memory grows with every
 step. A leak is reported with its process and phase.
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from sys import intern
@@ -64,11 +64,18 @@ class LedgerRow:
     """The rank's shares of the roles that ZeRO divides; only in rows of `load`."""
     busy: float | None = None
     """Share of the phase's time in which the card computed; None if unknown."""
+    at: int | None = None
+    """The step that was measured, if it is an earlier one: such rows end a part of a run."""
 
 
 def is_node(row: LedgerRow) -> bool:
     """Return whether a row describes a node, that is all its processes together."""
     return row.process.startswith("node ")
+
+
+def process_kind(process: str) -> str:
+    """Return the kind of a process, such as `critic rank` for `critic rank 3`."""
+    return process.rstrip("0123456789").rstrip()
 
 
 def group_rows(
@@ -95,13 +102,17 @@ class MemoryUse:
 
 
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
-    """Return the largest memory use among all phases, by name: processes first, then nodes."""
-    by_process = group_rows(sorted(rows, key=is_node), lambda row: row.process)
+    """Return the largest memory use among all phases of the fullest process of each kind, by name.
+
+    Processes come first, then the fullest node.
+    """
+    by_kind = group_rows(sorted(rows, key=is_node), lambda row: process_kind(row.process))
     used: dict[str, MemoryUse] = {}
-    for name, process_rows in by_process.items():
-        predicted = [row.predicted.fullest for row in process_rows if row.predicted is not None]
-        most = max(row.measured.fullest for row in process_rows)
-        used[name] = MemoryUse(most, max(predicted, default=None))
+    for kind_rows in by_kind.values():
+        fullest = max(kind_rows, key=lambda row: row.measured.fullest)
+        own_rows = [row for row in kind_rows if row.process == fullest.process]
+        predicted = [row.predicted.fullest for row in own_rows if row.predicted is not None]
+        used[fullest.process] = MemoryUse(fullest.measured.fullest, max(predicted, default=None))
     return used
 
 
@@ -163,10 +174,8 @@ class Ledger:
             )
             for name, reading in readings.items()
         ]
-        nodes = [
-            _node_row([row for row in rows if row.node == self._nodes[node]], line)
-            for node, line in lines.items()
-        ]
+        by_node = group_rows(rows, lambda row: row.node)
+        nodes = [_node_row(by_node[self._nodes[node]], line) for node, line in lines.items()]
         return rows + nodes
 
 
@@ -176,14 +185,13 @@ def _node_lines(readings: Mapping[str, Reading]) -> dict[str, Line]:
     The bytes are an upper bound: the current use, plus the amount by which each process's peak was
     above its current memory. The peaks may not have coincided.
     """
-    hosts = [reading.host for reading in readings.values()]
+    by_node: dict[str, list[HostReading]] = {}
+    for reading in readings.values():
+        by_node.setdefault(reading.host.node, []).append(reading.host)
     lines: dict[str, Line] = {}
-    for name in {host.node: None for host in hosts}:
-        node_hosts = [host for host in hosts if host.node == name]
-        above_now = sum(host.peak - host.held for host in node_hosts)
-        lines[name] = Line(
-            max(host.used for host in node_hosts) + above_now, node_hosts[0].capacity
-        )
+    for name, hosts in by_node.items():
+        above_now = sum(host.peak - host.held for host in hosts)
+        lines[name] = Line(max(host.used for host in hosts) + above_now, hosts[0].capacity)
     return lines
 
 
@@ -213,6 +221,66 @@ def _join(before: LedgerRow, row: LedgerRow) -> LedgerRow:
     )
 
 
+_MOVED = 0.01
+"""A maximum moves if it rises by more than this share of what the file has."""
+
+
+class LedgerFile:
+    """The writer of a ledger.jsonl, which adds the rows in which a maximum moves.
+
+    So a maximum of the file is at most `_MOVED` too low while the run goes on, and exact after
+    `finish`. The file's rows are at most a few hundred for each process and phase.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._step = 0
+        self._written: dict[tuple[str, str], Footprint] = {}
+        self._largest: dict[tuple[str, str], LedgerRow] = {}
+
+    def add(self, rows: Iterable[LedgerRow]) -> None:
+        """Append those rows of a step in which a maximum moves."""
+        moved = []
+        for row in rows:
+            key, self._step = (row.process, row.phase), row.step
+            largest_row = self._largest.get(key)
+            if largest_row is None or _has_risen(largest_row.measured, row.measured):
+                self._largest[key] = _larger(largest_row, row)
+                written = self._written.get(key)
+                if written is None or _has_risen(written, row.measured, _MOVED):
+                    moved.append(row)
+                    self._written[key] = largest(written or row.measured, row.measured)
+        write_ledger(self._path, moved)
+
+    def finish(self) -> None:
+        """Append the maxima that have risen since they were written, with the step of each."""
+        rest = [
+            replace(row, step=self._step, at=row.step)
+            for key, row in self._largest.items()
+            if _has_risen(self._written[key], row.measured)
+        ]
+        write_ledger(self._path, rest)
+        self._written = {key: row.measured for key, row in self._largest.items()}
+
+
+def _has_risen(before: Footprint, now: Footprint, share: float = 0.0) -> bool:
+    """Return whether a measure is larger than before by more than a share of it."""
+    pairs = zip(_sizes(before), _sizes(now), strict=True)
+    return any(size is not None and size > (1 + share) * (old or 0) for old, size in pairs)
+
+
+def _sizes(footprint: Footprint) -> tuple[int | None, ...]:
+    return footprint.host, footprint.allocated, footprint.reserved, footprint.device
+
+
+def _larger(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
+    """Return the fuller one of two rows, with the larger measures of both."""
+    if before is None:
+        return row
+    fuller = max(before, row, key=lambda either: either.measured.fullest)
+    return replace(fuller, measured=largest(before.measured, row.measured))
+
+
 def write_ledger(path: Path, rows: Iterable[LedgerRow]) -> None:
     """Append rows to a ledger.jsonl."""
     append_rows(path, map(_row_values, rows))
@@ -232,6 +300,7 @@ def _row_values(row: LedgerRow) -> JsonRow:
         "seconds": round(row.seconds, 4),
         **({"shares": [asdict(share) for share in row.shares]} if row.shares else {}),
         **({} if row.busy is None else {"busy": round(row.busy, 3)}),
+        **({} if row.at is None else {"at": row.at}),
     }
 
 
@@ -269,6 +338,7 @@ def _parse(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
             seconds=float(row["seconds"]),
             shares=tuple(DividedShare(**share) for share in row.get("shares", ())),
             busy=row.get("busy"),
+            at=row.get("at"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -418,14 +488,19 @@ class LeakWatch:
             yield Leak(process, history.phase_of(rate), where, rate, left)
 
 
-def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
-    """Return the leaks that a `LeakWatch` reports for the ledger rows of all steps, in order."""
-    watch = LeakWatch()
-    return [
-        leak
-        for _, step_rows in groupby(rows, lambda row: row.step)
-        for leak in watch.add(step_rows)
-    ]
+def read_leaks(path: Path) -> list[Leak]:
+    """Return the leaks in a leaks.jsonl, whose rows have the step that showed them, too.
+
+    Raises ConfigError if a row is wrong.
+    """
+    rows = iter_rows(path) if path.is_file() else ()
+    try:
+        return [
+            Leak(r["process"], r["phase"], r["where"], float(r["rate"]), int(r["steps_left"]))
+            for r in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} has a row that is no leak ({error!r}). Remove it.") from error
 
 
 def _patience(row: LedgerRow, where: LeakPlace) -> tuple[int, int]:

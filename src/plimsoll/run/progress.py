@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import ParamSpec, TextIO, TypeVar
 
@@ -30,7 +31,7 @@ from plimsoll.run.displays import (
 )
 from plimsoll.run.health import HealthWatch, suspects
 from plimsoll.run.json_lines import append_row
-from plimsoll.run.ledger import LedgerRow, write_ledger
+from plimsoll.run.ledger import Leak, LedgerFile, LedgerRow, process_kind
 from plimsoll.run.loggers import Loggers
 from plimsoll.run.numbers import duration_text, plural
 from plimsoll.run.phases import TimedPhase
@@ -191,19 +192,32 @@ class MetricsSink:
                 self.progress.note(f"{warning} Look at {seen}." if seen else str(warning))
                 self.notify(f"step {report.step}: {warning.headline}")
 
+    @cached_property
+    def ledger(self) -> LedgerFile:
+        """The writer of ledger.jsonl."""
+        return LedgerFile(self.directory.ledger_path)
+
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
-        """Append ledger rows, all of one step, to ledger.jsonl, and send their peaks to loggers."""
-        write_ledger(self.directory.ledger_path, rows)
+        """Add ledger rows, all of one step, to ledger.jsonl, and send peaks of kinds to loggers."""
+        self.ledger.add(rows)
+        peaks: dict[str, float] = {}
+        for row in rows:
+            name = f"memory/{process_kind(row.process)}/{row.phase}"
+            peaks[name] = max(peaks.get(name, 0.0), float(row.measured.fullest))
         if rows:
-            scalars = {f"memory/{r.process}/{r.phase}": float(r.measured.fullest) for r in rows}
-            self.loggers.scalars(rows[0].step, scalars, self.progress.note)
+            self.loggers.scalars(rows[0].step, peaks, self.progress.note)
+
+    def write_leak(self, step: int, leak: Leak) -> None:
+        """Append a leak that the step showed to leaks.jsonl, and show it."""
+        append_row(self.directory.leaks_path, {"step": step, **asdict(leak)})
+        self.progress.note(leak.text)
 
 
 def scalars_of(report: StepReport) -> dict[str, float]:
     """Return a step's report as a flat dict of numbers by name.
 
     First come the metrics, then `tokens`, `tokens_per_second`, on cards `mfu` and `gpu_busy`, then
-    `seconds/<phase>` and `memory_bytes/<process>`.
+    `seconds/<phase>` and `memory_bytes/<kind of process>`.
     """
     of_cards = {"mfu": report.mfu, "gpu_busy": report.gpu_busy}
     measured = {
@@ -211,7 +225,7 @@ def scalars_of(report: StepReport) -> dict[str, float]:
         "tokens_per_second": report.tokens_per_second,
         **{name: share for name, share in of_cards.items() if share is not None},
         **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
-        **{f"memory_bytes/{name}": float(use.measured) for name, use in report.memory.items()},
+        **{f"memory_bytes/{process_kind(n)}": float(m.measured) for n, m in report.memory.items()},
     }
     reserved = {"step", *measured} & set(report.metrics)
     assert not reserved, f"metrics must not be named {sorted(reserved)}"

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.run.numbers import mean, rank
 from plimsoll.run.output import safe_text
-from plimsoll.run.trajectories import read_bounded
+from plimsoll.run.trajectories import iter_bounded
 
 _GAP = " ... "
 
@@ -105,10 +105,13 @@ def read_responses(path: Path) -> list[SampledResponse]:
     """Return all responses of a trajectory file, in the order of its rows."""
     names = pq.read_schema(path).names
     parts = [name for name in names if name.startswith(_PART)]
-    table = read_bounded(path, [*(n for n in _READ if n in names), "tokens", *parts])
-    lengths = pc.list_value_length(table["tokens"]).to_pylist()
-    rows = table.drop_columns(["tokens"]).to_pylist()
-    return [_response(row, length, parts) for row, length in zip(rows, lengths, strict=True)]
+    responses = []
+    for batch in iter_bounded(path, [*(n for n in _READ if n in names), "tokens", *parts]):
+        lengths = pc.list_value_length(batch["tokens"]).to_pylist()
+        rows = batch.drop_columns(["tokens"]).to_pylist()
+        pairs = zip(rows, lengths, strict=True)
+        responses += [_response(row, length, parts) for row, length in pairs]
+    return responses
 
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:

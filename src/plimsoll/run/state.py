@@ -2,7 +2,8 @@
 
 The manifest has sizes and checksums of the checkpoint's files, by which a damaged one is found. The
 process that writes a file also takes its checksum, so that no node reads what another wrote. The
-manifest is written last. Checkpoints of earlier versions have none, and count as whole.
+ranks that read a role's files compare them with the manifest, which is written last. Checkpoints of
+earlier versions have none, and count as whole.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _broken(path: Path, why: str) -> ConfigError:
 
 
 MANIFEST = "manifest.json"
-_PIECE = 16 * 2**20
+_PIECE = 4 * 2**20
 """Bytes that are read at once."""
 _READERS = 8
 """Files that are read at once: one stream does not fill a fast disk or a network."""
@@ -225,10 +226,11 @@ def read_manifest(directory: Path) -> tuple[SavedFile, ...]:
     return parse_manifest(path.read_bytes()) if path.exists() else ()
 
 
-def find_damage(directory: Path) -> str:
+def find_damage(directory: Path, *, with_roles: bool = True) -> str:
     """Return what differs from a checkpoint's manifest: each file, expected and found; "" if whole.
 
-    Sizes of all files are compared first. If they are right, all files are read.
+    Sizes of all files are compared first. If they are right, the files are read: all of them, or
+    without `with_roles` those that are no role's.
     """
     try:
         files = read_manifest(directory)
@@ -236,10 +238,16 @@ def find_damage(directory: Path) -> str:
         return f"{MANIFEST} cannot be read: {error}"
     differences = [*other_sizes(directory, files)]
     if not differences:
-        with ThreadPoolExecutor(_READERS) as readers:
-            found = readers.map(lambda file: _other_content(directory, file), files)
-            differences = [difference for difference in found if difference]
+        own = [file for file in files if with_roles or "/" not in file.name]
+        differences = other_contents(directory, own)
     return "; ".join(differences)
+
+
+def other_contents(directory: Path, files: Iterable[SavedFile]) -> list[str]:
+    """Return a text for each file that cannot be read or has another checksum."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = readers.map(lambda file: _other_content(directory, file), files)
+        return [difference for difference in found if difference]
 
 
 def other_sizes(directory: Path, files: Iterable[SavedFile]) -> Iterator[str]:

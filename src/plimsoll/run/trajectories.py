@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,33 @@ def write_trajectories(
     schema = _table(step, (), optional).schema
     if draw is not None:
         schema = schema.with_metadata({_DRAW: json.dumps(asdict(draw))})
-    with whole_file(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
+    leaves = dict(chain.from_iterable(_leaves(field.name, field.type) for field in schema))
+    floats = [name for name, kind in leaves.items() if kind == pa.float32()]
+    with (
+        whole_file(path) as partial,
+        pq.ParquetWriter(
+            partial,
+            schema,
+            compression="zstd",
+            # Log-probs are mostly distinct: a dictionary of them is larger than they are.
+            use_dictionary=[name for name in leaves if name not in floats],
+            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        ) as file,
+    ):
         for start in range(0, max(1, len(trajectories)), ROWS_OF_A_GROUP):
             rows = trajectories[start : start + ROWS_OF_A_GROUP]
             file.write_table(_table(step, rows, optional))
+
+
+def _leaves(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the names that Parquet has for the values of a column, with their types."""
+    if pa.types.is_list(kind):
+        yield from _leaves(f"{name}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{name}.{field.name}", field.type)
+    else:
+        yield name, kind
 
 
 def _optional_columns(ts: Sequence[Trajectory]) -> list[str]:
@@ -314,18 +338,41 @@ _LEAST_ROOM, _MOST_TIMES = 2**28, 100
 def read_bounded(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the rows of a Parquet file, which somebody else may have written.
 
+    Raises PlimsollError if they take far more memory than the file.
+    """
+    batches = [*iter_bounded(path, columns)]
+    return pa.Table.from_batches(batches) if batches else pq.read_table(path, columns=columns)
+
+
+def iter_bounded(
+    path: Path, columns: Sequence[str] | None, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file, of all its row groups or of some.
+
     Raises PlimsollError if they take far more memory than the file: one value, written once, may
     stand in any number of rows.
     """
-    most = _LEAST_ROOM + _MOST_TIMES * path.stat().st_size
-    held, batches = 0, list[pa.RecordBatch]()
+    most, held = _LEAST_ROOM + _MOST_TIMES * path.stat().st_size, 0
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=64, columns=columns):
+        for batch in file.iter_batches(batch_size=64, columns=columns, row_groups=row_groups):
             held += batch.nbytes
             if held > most:
                 raise PlimsollError(
                     f"{path} has {path.stat().st_size:,} bytes, and its rows take more than "
                     f"{most:,}. No run writes such a file; remove it."
                 )
-            batches.append(batch)
-        return pa.Table.from_batches(batches) if batches else file.read(columns)
+            yield batch
+
+
+def row_groups_of(path: Path, column: str, value: int) -> list[int]:
+    """Return the row groups of a Parquet file that may have a value in a column of numbers."""
+    metadata = pq.read_metadata(path)
+    paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
+
+    def may_have(row_group: int) -> bool:
+        known = metadata.row_group(row_group).column(paths.index(column)).statistics
+        is_known = known is not None and known.has_min_max and isinstance(known.min, int)
+        return not is_known or known.min <= value <= known.max
+
+    groups = range(metadata.num_row_groups)
+    return [*filter(may_have, groups)] if column in paths else [*groups]

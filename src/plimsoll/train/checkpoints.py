@@ -22,7 +22,15 @@ from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
 from plimsoll.run.mirror import Mirror
-from plimsoll.run.state import RunState, SavedFile, measure_file, other_sizes, write_manifest
+from plimsoll.run.state import (
+    RunState,
+    SavedFile,
+    find_damage,
+    measure_file,
+    other_sizes,
+    read_manifest,
+    write_manifest,
+)
 from plimsoll.trainer.worker import Worker
 
 R = TypeVar("R")
@@ -115,6 +123,26 @@ class Checkpoints:
                 self.finish(cluster)
             raise
         self.finish(cluster)
+
+    def find_damage(self, cluster: Cluster, path: Path) -> str:
+        """Return what differs from a checkpoint's manifest, as `plimsoll.run.state.find_damage`.
+
+        The ranks of each role read its files, each file once.
+        """
+        if damage := find_damage(path, with_roles=False):
+            return damage
+        files, differences = read_manifest(path), list[str]()
+        for role in self._roles:
+            above = f"{role.name}/"
+            own = [
+                replace(file, name=file.name.removeprefix(above))
+                for file in files
+                if file.name.startswith(above)
+            ]
+            directory = (path / role.name).absolute()
+            for found in group_of(cluster, role).all(Worker.find_damage, directory, own):
+                differences += (f"{above}{difference}" for difference in found)
+        return "; ".join(differences)
 
     def _prepare(self, cluster: Cluster, state: RunState) -> Path:
         """Finish the checkpoint before, check the disk, and return the path of the next one."""

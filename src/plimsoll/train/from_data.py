@@ -32,6 +32,7 @@ from plimsoll.train.run_data import (
 )
 from plimsoll.train.saving import (
     average_weights,
+    check_resumed,
     is_finished,
     record_evaluation,
     restore,
@@ -104,6 +105,7 @@ def open_work(
             if planned.fits:  # else it was forced
                 refuse_smaller_nodes(planned.predicted, cluster.read_memory())
             session.stop_if_asked(session.state.step)
+            check_resumed(session, cluster)
             work = Work(session.spec, session, cluster, data)
             with _naming_rows(work):
                 yield work

@@ -26,12 +26,17 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.numbers import plural
-from plimsoll.run.state import RunState, SourceState, after_evaluation, find_damage, is_patience_out
+from plimsoll.run.directory import leave_out_damaged
+from plimsoll.run.files import directory_bytes
+from plimsoll.run.numbers import gigabytes_text, plural
+from plimsoll.run.state import RunState, SourceState, after_evaluation, is_patience_out
 from plimsoll.run.stored_logprobs import sequence_key
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.session import RunSession, config_text
 from plimsoll.trainer.worker import Worker
+
+_READ_WITHOUT_WORD = 2**33
+"""Bytes of the largest checkpoint whose files are read without a message."""
 
 
 def is_finished(session: RunSession, state: RunState) -> bool:
@@ -71,6 +76,22 @@ def save_when_due(session: RunSession, cluster: Cluster, state: RunState) -> Non
         if session.stop.requested:  # while the ranks copied
             checkpoints.finish(cluster)
         session.stop_if_asked(state.step)
+
+
+def check_resumed(session: RunSession, cluster: Cluster) -> None:
+    """Have the ranks compare the checkpoint that the run resumes from with its manifest.
+
+    Raises CheckpointDamaged if it is damaged and there is an earlier one, else ConfigError.
+    """
+    if session.resumed is None:
+        return
+    if (size := directory_bytes(session.resumed)) > _READ_WITHOUT_WORD:
+        session.progress.note(
+            f"ranks check {session.resumed} against its manifest: {gigabytes_text(size)}"
+        )
+    with session.phase("load", cluster):
+        if damage := session.checkpoints.find_damage(cluster, session.resumed):
+            raise leave_out_damaged(session.directory, session.state.step, damage)
 
 
 def restore(session: RunSession, cluster: Cluster) -> None:
@@ -162,7 +183,10 @@ def _go_back_to_best(session: RunSession, cluster: Cluster, state: RunState) -> 
     )
     if state.best_step < state.step:
         path = session.directory.checkpoint_path(state.best_step)
-        if damage := find_damage(path) if path.is_dir() else "it is missing":
+        damage = "it is missing"
+        if path.is_dir():
+            damage = session.checkpoints.find_damage(cluster, path)
+        if damage:
             raise ConfigError(
                 f"{path}, the checkpoint of the best evaluation, cannot become the final model: "
                 f"{damage}. Everything is saved up to step {state.step}. Put the file back from a "

@@ -38,7 +38,7 @@ from plimsoll.machine.incident import OutOfMemory
 from plimsoll.machine.processes import read_host, reset_process_peak
 from plimsoll.resolve.rules.settings import check_agreement
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.directory import RunDirectory, TrajectoryPruner, open_run
 from plimsoll.run.displays import BESIDE_STEPS, StepReport
 from plimsoll.run.ending import RESUME, StopRequest, recording_end
 from plimsoll.run.files import explaining_errors, write_whole
@@ -92,6 +92,7 @@ class RunSession:
     journal: Journal
     """What was sampled and not yet learned from."""
     checkpoints: Checkpoints
+    pruner: TrajectoryPruner
     bad: BadSteps
     state: RunState
     """The state that this part of the run starts from."""
@@ -215,7 +216,7 @@ class RunSession:
         )
         fault_point("metrics.done", step, path=self.directory.metrics_path)
         for leak in self.leaks.add(rows):
-            self.progress.note(leak.text)
+            self.sink.write_leak(step, leak)
         self.clock.reset()
 
     def write_rest(self) -> None:
@@ -229,6 +230,7 @@ class RunSession:
             return
         step = self.ledger.step if saved else self.step_under_way
         self.sink.write_ledger(self.ledger.take(step))
+        self.sink.ledger.finish()
 
     def is_due(self, every: int | None, step: int) -> bool:
         """Return whether work is due at `step` that is done every `every` steps and at the last.
@@ -362,6 +364,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[RunSession]:
             stop=stop,
             journal=Journal(directory.journal_path, lineage_of(spec)),
             checkpoints=Checkpoints(spec, directory, planned.checkpoint_bytes, mirror),
+            pruner=TrajectoryPruner(directory, run),
             bad=BadSteps(run.max_bad_steps),
             state=state,
             template=template,

@@ -10,6 +10,7 @@ can read them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,6 +92,20 @@ def _write(file: CheckpointFile, directory: Path) -> SavedFile:
         measured = measure_file(directory, file.name)
         fault_point("checkpoint.file", path=path)
         return measured
+
+
+_WRITER = re.compile(r"(?:rank|blocks)-(\d+)")
+
+
+def share_of(files: Sequence[SavedFile], rank: int, ranks: int) -> list[SavedFile]:
+    """Return the files of a role that a rank compares with the manifest, each on one rank.
+
+    If as many ranks wrote them, each has its own, which it then reads. Else all have equally many.
+    """
+    matches = (_WRITER.match(file.name) for file in files)
+    writers = [int(match[1]) if match else 0 for match in matches]
+    owners = writers if len({*writers}) == ranks else range(len(files))
+    return [file for file, owner in zip(files, owners, strict=True) if owner % ranks == rank]
 
 
 def row_files(rows: Rows, parts: Sequence[Stretch], rank: int) -> Iterator[CheckpointFile]:

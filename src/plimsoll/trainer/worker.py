@@ -41,11 +41,11 @@ from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack, PackColumns
 from plimsoll.resolve.roles import HeadKind, RoleName
 from plimsoll.run.readings import DividedShare, Reading
-from plimsoll.run.state import SavedFile
+from plimsoll.run.state import SavedFile, other_contents
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.sync.channel import Channel, Outlet, card_name, open_outlet
 from plimsoll.sync.proof import Rehearsal
-from plimsoll.trainer.checkpoint import CheckpointFile, write_files
+from plimsoll.trainer.checkpoint import CheckpointFile, share_of, write_files
 from plimsoll.trainer.memory import explain_shortage, read_memory
 from plimsoll.trainer.objectives import (
     DistillationObjective,
@@ -524,6 +524,10 @@ class Worker:
     def finish_checkpoint(self, role: RoleName) -> tuple[SavedFile, ...]:
         """Wait for the thread of `begin_checkpoint`; return its checksums, or raise its error."""
         return self._checkpoints.pop(role).result()
+
+    def find_damage(self, directory: Path, files: Sequence[SavedFile]) -> list[str]:
+        """Return what differs from the manifest in this rank's share of a role's files."""
+        return other_contents(directory, share_of(files, self._place.rank, self._place.ranks))
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Load a role's checkpoint, also if it was divided over the ranks in another way.

@@ -130,9 +130,15 @@ POINTS: Mapping[str, FaultPoint] = {
             asks=True,
         ),
         FaultPoint(
+            "rollouts.begin",
+            _CONTROLLER,
+            "A step's trajectories are about to be written, beside its training",
+            has_step=True,
+        ),
+        FaultPoint(
             "rollouts.write",
             _CONTROLLER,
-            "A step's trajectories are on disk; nothing is learned from them",
+            "A step's trajectories have their name, and the journal still holds them",
             ("full", "torn"),
             has_step=True,
         ),

@@ -13,10 +13,9 @@ from plimsoll.page.ledger import (
     fullest_of_kinds,
     nearest_to_line,
 )
-from plimsoll.run.ledger import LedgerRow, find_leaks
+from plimsoll.run.ledger import LedgerRow
 from plimsoll.run.readings import Footprint, Line
 
-GB = 10**9
 LINE = Line(9, 100)
 
 
@@ -51,7 +50,7 @@ def test_each_number_is_the_largest_of_all_steps_beside_its_prediction() -> None
     assert over[4] is None
 
 
-def test_nearest_the_line_of_a_node_is_its_largest_process_then() -> None:
+def test_nearest_the_line_of_a_node_is_its_largest_process_in_that_phase() -> None:
     """Others may fill the node at another time: that is not the run's."""
     rows = [
         row(1, "load", "rank 0", Footprint(30), line=Line(99, 100)),
@@ -70,19 +69,6 @@ def test_nearest_the_line_of_a_card_counts_all_that_it_shows() -> None:
         row(1, "score", "node 0", Footprint(120), line=Line(130, 1000)),
     ]
     assert nearest_to_line(rows) == (rows[0], rows[0])
-
-
-def test_leaks_are_found_in_a_whole_ledger() -> None:
-    line = Line(GB, 100 * GB)
-    grows = [
-        row(step, phase, process, Footprint(GB + step * 10**7), line=line)
-        for step in range(1, 60)
-        for phase in ("rollout", "save")
-        for process in ("controller", "node 0")
-    ]
-    stays = [replace(one, held=Footprint(GB)) for one in grows]
-    assert [leak.process for leak in find_leaks(grows)] == ["controller"]
-    assert find_leaks(stays) == []
 
 
 def test_a_node_of_one_process_is_not_told_twice() -> None:

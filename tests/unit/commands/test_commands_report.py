@@ -146,10 +146,24 @@ def test_a_run_of_one_process_has_no_second_row_for_its_node(local: RunDirectory
     lines = report_run(local.path).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["local", "data"], ["local", "load"]]
     assert lines[3] == "" and "local in data, step 1" in lines[4]
+    sizes = {"memory_bytes/local": 1e9, "memory_bytes/node": 1e9}
+    append_row(local.metrics_path, {"step": 1, **sizes})
     page = page_of(local)
     assert {one["process"] for one in page["memory?run=0"]["table"]} == {"local"}
     (panel,) = page["curves?section=memory"]
     assert [one["name"] for one in panel["series"]] == ["local"]
+
+
+def test_seconds_are_those_of_all_steps_and_leaks_are_told(run: RunDirectory) -> None:
+    """The ledger has the steps in which a maximum moved; a last save is there alone."""
+    for step in (1, 2, 3):
+        append_row(run.metrics_path, {"step": step, "seconds/train_actor": 20.0})
+    leak = {"process": "rank 1", "phase": "train_actor", "where": "host", "rate": 1e6}
+    append_row(run.leaks_path, {"step": 2, **leak, "steps_left": 90})
+    lines = report_run(run.path).splitlines()
+    assert [line.split()[-1] for line in lines[1:4]] == ["1.2", "60.0", "60.0"]
+    [told] = [line for line in lines if line.startswith("Leak: ")]
+    assert "rank 1 holds 1 MB more host memory" in told and "about 90 steps" in told
 
 
 def test_the_table_keeps_to_80_columns() -> None:
@@ -162,7 +176,8 @@ def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> No
     append_row(
         run.metrics_path, {"step": 0, "eval/reward": 0.5, "seconds/load": 3.0, "seconds/eval": 1.0}
     )
-    append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
+    last = {"reward": 1.0, "seconds/train_actor": 1.0, "memory_bytes/rank": 5e9}
+    append_row(run.metrics_path, {"step": 1, **last})
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")])
     write_whole(run.plan_path, "{}")
     page = page_of(run)
@@ -290,7 +305,8 @@ def test_a_run_without_metrics_config_or_plan_is_reported_too(run: RunDirectory)
 
 def test_a_report_imports_no_torch(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 1}\n")
-    append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
+    last = {"reward": 1.0, "seconds/train_actor": 1.0, "memory_bytes/rank": 5e9}
+    append_row(run.metrics_path, {"step": 1, **last})
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "a", "b")])
     program = """
 import sys

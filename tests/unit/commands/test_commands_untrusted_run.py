@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.watched import watch_runs
 from plimsoll.records import Prompt, RewardPart, single_turn
-from plimsoll.run.directory import RunDirectory
+from plimsoll.run.directory import RunDirectory, refuse_strange_files
 from plimsoll.run.trajectories import write_trajectories
 
 CONFIG = """\
@@ -143,12 +144,19 @@ rollout: {vllm: {arguments: {kv_cache_dtype: fp8, enforce_eager: true}}}
     refuse_code("config.yaml", apply_flags(read_tree(plain, "config.yaml"), flags))
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "run.log", "trajectories/step-000002.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.yaml", "run.log", "trajectories/step-000002.parquet"),
+        "trajectories/001000/step-001002.parquet",
+    ],
+)
 def test_a_link_out_of_a_run_is_refused(
     run: RunDirectory, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "private").write_text("run: mine\n")
     (run.path / name).unlink(missing_ok=True)
+    (run.path / name).parent.mkdir(exist_ok=True)
     (run.path / name).symlink_to(os.path.relpath(tmp_path / "private", (run.path / name).parent))
     for command in ("report", "rollouts", "watch"):
         assert main([command, str(run.path)]) == 2
@@ -180,6 +188,34 @@ def test_a_link_that_appears_while_a_run_is_watched_is_not_followed(
     with pytest.raises(PlimsollError, match="is a link to"):
         answered("console", {"run": "0"})
     assert "is a link to" in watched.look().problem
+
+
+def test_folders_are_listed_again_only_where_they_have_changed(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that has just changed is listed each time: its clock may stand still meanwhile."""
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def noted(path: Path) -> Any:
+        listed.append(Path(path).name)
+        return scandir(path)
+
+    later = run.trajectories_path(1234)
+    later.parent.mkdir()
+    later.write_bytes(run.trajectories_path(1).read_bytes())
+    monkeypatch.setattr("plimsoll.run.directory.os.scandir", noted)
+    refuse_strange_files(run.path)
+    refuse_strange_files(run.path)
+    assert listed.count("001000") == 2
+    monkeypatch.setattr("plimsoll.run.directory._SETTLED_NS", -(10**12))
+    for _ in range(3):
+        refuse_strange_files(run.path)
+    assert listed.count("001000") == 3
+    (tmp_path / "private").write_text("mine\n")
+    later.with_name("step-001235.parquet").symlink_to(tmp_path / "private")
+    with pytest.raises(ConfigError, match="step-001235"):
+        refuse_strange_files(run.path)
 
 
 def test_a_pipe_in_a_run_is_refused(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

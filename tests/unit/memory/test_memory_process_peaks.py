@@ -109,7 +109,7 @@ def test_processes_of_rewards_and_environments_are_with_the_loop_from_the_first_
     }
     config = ppo(engines=1).model_copy(update={"rewards": rewards, "environments": environments})
     node = parse_cluster("4xA100-80GB", 1, 10**12).node
-    for cores, count in ((None, 8), (2, 2), (64, 8)):
+    for cores, count in ((None, 8), (2, 2), (32, 8), (64, 16)):
         hardware = Hardware(replace(node, cores=cores))
         job = make_job(spec_of(config), hardware, CONSTANTS)
         found = [

@@ -129,14 +129,17 @@ def test_runs_are_overlaid_but_for_what_is_stacked(tmp_path: Path) -> None:
 
 
 def test_memory_has_the_peak_of_each_kind_of_process(tmp_path: Path) -> None:
-    run = run_of(tmp_path, [])
-    nothing, line = Footprint(0), Line(1, 9)
-    sizes = [(1, "rank 0", 2), (1, "rank 1", 3), (1, "node 0", 5), (2, "rank 0", 4)]
-    for step, process, gb in sizes:
-        held = Footprint(gb * 10**9)
-        row = LedgerRow(step, "score", process, "node 0", None, held, nothing, line, 1.0)
-        write_ledger(run.run.ledger_path, [row])
-        run = run.look()  # a step's rows may come apart
+    """Earlier versions wrote a metric for each process."""
+    peaks = [{"rank 0": 2e9, "rank 1": 3e9, "node": 5e9}, {"rank": 4e9}]
+    rows = [{f"memory_bytes/{name}": size for name, size in each.items()} for each in peaks]
+    run = run_of(tmp_path, [{"step": 1 + n, **row} for n, row in enumerate(rows)])
+    held = Footprint(10**9)
+    ledger = [
+        LedgerRow(1, "score", process, "node 0", None, held, held, Line(1, 9), 1.0)
+        for process in ("rank 0", "rank 1", "node 0")
+    ]
+    write_ledger(run.run.ledger_path, ledger)
+    run = run.look()
     shown = panel([run], "memory", "Memory at its fullest")
     assert [one["name"] for one in shown["series"]] == ["rank", "node"]
     assert (shown["tables"][0]["x"], shown["tables"][0]["y"]) == ([1, 2], [[3, 4], [5, None]])

@@ -6,16 +6,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from plimsoll.config.run import RunConfig
-from plimsoll.errors import ConfigError
+from plimsoll.config.run import KeptTrajectories, RunConfig
+from plimsoll.errors import CheckpointDamaged, ConfigError, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.run.directory import LOCK_FILE, RunDirectory, lock_directory, open_run
-from plimsoll.run.files import whole_directory
+from plimsoll.run.directory import (
+    LOCK_FILE,
+    RunDirectory,
+    TrajectoryPruner,
+    leave_out_damaged,
+    lock_directory,
+    open_run,
+)
+from plimsoll.run.files import whole_directory, write_whole
 from plimsoll.run.json_lines import append_row, read_rows, write_rows
 from plimsoll.run.state import measure_file, write_manifest
 from plimsoll.run.trajectories import write_trajectories
@@ -120,6 +127,69 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.rglob(".*")] == [".git"]
 
 
+def test_each_thousand_steps_of_trajectories_has_a_folder(tmp_path: Path) -> None:
+    """Earlier versions had all in one, which are found, too."""
+    run = RunDirectory(tmp_path)
+    assert run.last_sampled_step() is None and run.trajectories() == {}
+    names = {7: "step-000007", 999: "step-000999", 1000: "001000/step-001000"}
+    names |= {1001: "001000/step-001001", 12_345: "012000/step-012345"}
+    names |= {10**6: "1000000/step-1000000"}
+    for step, name in names.items():
+        assert run.trajectories_path(step) == tmp_path / "trajectories" / f"{name}.parquet"
+        write_whole(run.trajectories_path(step), "")
+        assert run.last_sampled_step() == step
+    older = tmp_path / "trajectories" / "step-005000.parquet"
+    older.touch()
+    assert run.trajectories_path(5000) == older
+    assert list(run.trajectories()) == [7, 999, 1000, 1001, 5000, 12_345, 10**6]
+    run.remove_trajectories_after(1000)
+    assert list(run.trajectories()) == [7, 999, 1000] and run.last_sampled_step() == 1000
+    partial = run.trajectories_path(1002).with_name(".step-001002.parquet.partial-12345678")
+    partial.touch()
+    open_run(config(tmp_path, "auto")).close()
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "checkpoints", "left"),
+    [
+        (True, [], [*range(1, 11)]),
+        ({"last": None}, [10], [*range(1, 11)]),
+        ({"last": 2}, [], [9, 10]),
+        ({"last": 2}, [5, 8], [6, 7, 8, 9, 10]),  # the one before the last may be resumed from
+        ({"last": 2}, [2, 8, 10], [9, 10]),
+        ({"last": 2, "every": 4}, [2, 8, 10], [4, 8, 9, 10]),
+        ({"last": 0, "every": 4}, [9, 10], [4, 8, 10]),
+    ],
+)
+def test_trajectories_that_are_not_kept_go_once_no_resume_needs_them(
+    kept: object, checkpoints: list[int], left: list[int], tmp_path: Path
+) -> None:
+    """Without a checkpoint so far everything stays if there will be one."""
+    fields: dict[str, Any] = {"save_every": 1} if checkpoints else {}
+    settings = RunConfig.model_validate(
+        {"directory": str(tmp_path), "steps": 10, "keep_trajectories": kept, **fields}
+    )
+    run = RunDirectory(tmp_path)
+    pruner = TrajectoryPruner(run, settings)
+    for step in range(1, 11):
+        write_whole(run.trajectories_path(step), "")
+        if step in checkpoints:
+            save(run, step)
+        pruner.prune(step)
+        if step < min(checkpoints, default=0):
+            assert len(run.trajectories()) == step
+    assert list(run.trajectories()) == left
+
+
+def test_no_trajectories_are_written_where_none_are_kept() -> None:
+    written = [
+        KeptTrajectories.model_validate(value).are_written
+        for value in (True, False, {}, {"last": 0}, {"last": 0, "every": 3})
+    ]
+    assert written == [True, False, True, False, True]
+
+
 def test_auto_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     with open_run(config(tmp_path)) as run:
         append_row(run.metrics_path, {"step": 1})
@@ -158,6 +228,28 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(
         assert "weights has the xxh3 checksum" in notes[0] and aside[0].name in notes[0]
         assert "weights has 2 bytes (1 expected)" in notes[1]
         assert all(f"goes on from {run.checkpoint_path(2)}" in note for note in notes)
+
+
+def test_what_ranks_find_damaged_is_put_aside_if_there_is_another(tmp_path: Path) -> None:
+    """The contents of a role's files are left to the ranks that read them."""
+    with open_run(config(tmp_path)) as run:
+        for step in (2, 4):
+            with whole_directory(run.checkpoint_path(step)) as partial:
+                (partial / "actor").mkdir()
+                (partial / "actor" / "weights").write_text(str(step))
+                write_manifest(partial, [measure_file(partial, "actor/weights")])
+    (run.checkpoint_path(4) / "actor" / "weights").write_text("5")
+    with open_run(config(tmp_path, "auto")) as run:
+        assert run.latest_checkpoint() == (4, run.checkpoint_path(4))
+    error: PlimsollError = leave_out_damaged(run, 4, "actor/weights is wrong")
+    assert isinstance(error, CheckpointDamaged) and error.fault == "process"
+    assert str(error) == (
+        f"{run.checkpoint_path(4)} is damaged: actor/weights is wrong. It is kept as "
+        f"step-000004.damaged, and the run goes on from {run.checkpoint_path(2)}"
+    )
+    error = leave_out_damaged(run, 2, "actor/weights is gone")
+    assert isinstance(error, ConfigError) and "No checkpoint of" in str(error)
+    assert run.latest_checkpoint() == (2, run.checkpoint_path(2))
 
 
 def test_without_a_whole_checkpoint_nothing_is_changed(tmp_path: Path) -> None:

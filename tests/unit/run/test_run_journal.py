@@ -107,13 +107,16 @@ def test_what_is_learned_from_is_forgotten(tmp_path: Path) -> None:
     journal = Journal(path, "lineage")
     for place in range(4):
         journal.add_groups(("group", place), [sampled(place)])
-    journal.add_groups(("request", 5, 0), [sampled(8)])
+    of_steps = [(what, step, 0) for step in (4, 5, 6) for what in ("request", "held out")]
+    for key in of_steps:
+        journal.add_groups(key, [sampled(8)])
     journal.add_figures(("figures", 4), {"reward": 1.0})
-    journal.keep(lambda key: is_open(key, unlearned={1}, next_place=3, saved=3))
+    journal.keep(lambda key: is_open(key, 5, unlearned={1}, next_place=3, saved=3))
     assert [found(journal, place) is None for place in range(4)] == [True, False, True, False]
     assert journal.figures(("figures", 4)) == {"reward": 1.0}
-    assert journal.groups(("request", 5, 0)) is None
-    journal.keep(lambda key: is_open(key, unlearned=(), next_place=4, saved=4))
+    kept = [key[:2] for key in of_steps if journal.groups(key) is not None]
+    assert kept == [("held out", 5), ("request", 6), ("held out", 6)]
+    journal.keep(lambda key: is_open(key, 7, unlearned=(), next_place=4, saved=4))
     assert not path.exists()
     journal.add_groups(("group", 5), [sampled(5)])
     assert found(Journal(path, "lineage"), 5) == [plain(sampled(5))]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.json_lines import keep_rows_until
+from plimsoll.run.json_lines import append_row, keep_rows_until
 from plimsoll.run.ledger import (
+    Leak,
     Ledger,
+    LedgerFile,
     LedgerRow,
     MemoryUse,
     busy_share,
     memory_use,
+    read_leaks,
     read_ledger,
     write_ledger,
 )
@@ -142,6 +146,59 @@ def test_a_resumed_run_drops_the_rows_of_steps_that_are_done_again(tmp_path: Pat
     assert [row.step for row in read_ledger(run.ledger_path)] == [1, 1, 2, 2]
 
 
+def measured(step: int, process: str, phase: str, *sizes: int) -> LedgerRow:
+    held = Footprint(*sizes)
+    return LedgerRow(step, phase, process, "node 0", None, held, held, Line(1, 9), 0.5)
+
+
+def test_the_file_has_the_rows_in_which_a_maximum_moves(tmp_path: Path) -> None:
+    """By more than 1 %, in any measure; each process and phase for itself."""
+    file = LedgerFile(tmp_path / "ledger.jsonl")
+    sizes = [(1000, 10, 20, 500), (1009, 10, 20, 504), (900, 11, 20, 505), (1011, 5, 5, 5)]
+    for step, each in enumerate(sizes, start=1):
+        file.add([measured(step, "rank 0", "score", *each)])
+        file.add([measured(step, "rank 0", "sync", 10), measured(step, "rank 1", "score", 10)])
+    rows = read_ledger(tmp_path / "ledger.jsonl")
+    assert [(r.step, r.process, r.phase, r.measured.host) for r in rows] == [
+        *((1, "rank 0", "score", 1000), (1, "rank 0", "sync", 10), (1, "rank 1", "score", 10)),
+        (3, "rank 0", "score", 900),  # 11 is more than 10 allocated
+        (4, "rank 0", "score", 1011),
+    ]
+
+
+def test_at_its_end_a_run_writes_maxima_exactly_with_their_steps(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger.jsonl")
+    for step, each in enumerate([(1000, 1, 1, 500), (1005, 1, 1, 499), (1, 1, 1, 502)], start=1):
+        file.add([measured(step, "rank 0", "score", *each)])
+    file.add([measured(4, "rank 0", "score", 1, 1, 1, 1), measured(4, "rank 0", "sync", 7)])
+    file.finish()
+    file.finish()  # nothing is left
+    *_, last = read_ledger(tmp_path / "ledger.jsonl")
+    assert (last.step, last.at, last.phase) == (4, 3, "score")
+    assert last.measured == Footprint(1005, 1, 1, 502)
+    assert len(read_ledger(tmp_path / "ledger.jsonl")) == 3
+
+
+def test_a_file_does_not_grow_with_steps(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger.jsonl")
+    rng = np.random.default_rng(0)
+    for step in range(1, 500):
+        file.add([measured(step, "local", "score", int(10**9 * (1 + 0.005 * rng.random())))])
+    file.finish()
+    assert len(read_ledger(tmp_path / "ledger.jsonl")) <= 2
+
+
+def test_leaks_come_back_from_their_file(tmp_path: Path) -> None:
+    leak = Leak("rank 0", "rollout", "host", 1e6, 90)
+    append_row(tmp_path / "leaks.jsonl", {"step": 160, **asdict(leak)})
+    assert read_leaks(tmp_path / "leaks.jsonl") == [leak]
+    assert read_leaks(tmp_path / "none.jsonl") == []
+    for wrong in ({"process": "rank 0"}, asdict(leak) | {"rate": "x"}):
+        (tmp_path / "leaks.jsonl").write_text(json.dumps({"step": 1, **wrong}) + "\n")
+        with pytest.raises(ConfigError, match=r"leaks\.jsonl has a row that is no leak"):
+            read_leaks(tmp_path / "leaks.jsonl")
+
+
 def test_a_missing_ledger_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ledger\.jsonl is not there"):
         read_ledger(tmp_path / "ledger.jsonl")
@@ -172,6 +229,9 @@ def test_the_use_of_a_step_is_the_largest_of_its_phases() -> None:
     ledger.add("data", {"local": on_host(20, 9)}, 1.0)
     use = memory_use(ledger.take(1))
     assert use == {"local": MemoryUse(80, 70), "node 0": MemoryUse(80, 70)}
+    ledger.add("score", {f"rank {n}": on_host(10 + n, 9) for n in range(3)}, 1.0)
+    use = memory_use(ledger.take(2))
+    assert use == {"rank 2": MemoryUse(12, None), "node 0": MemoryUse(33, None)}
     assert MemoryUse(1_900_000_000, 2_100_000_000).text == "1.9 GB (plan 2.1)"
     assert MemoryUse(42_000_000, None).text == "42 MB"
 

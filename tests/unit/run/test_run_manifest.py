@@ -73,3 +73,20 @@ def test_a_torn_manifest_is_damage(content: bytes, tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_version_counts_as_whole(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{}")
     assert find_damage(tmp_path) == ""
+
+
+def test_roles_files_are_left_to_their_ranks(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    for name in ("state.json", "actor/rank-00000-00000.safetensors"):
+        (tmp_path / name).write_text("1")
+    write_manifest(
+        tmp_path,
+        [measure_file(tmp_path, n) for n in ("state.json", "actor/rank-00000-00000.safetensors")],
+    )
+    (tmp_path / "actor" / "rank-00000-00000.safetensors").write_text("2")
+    assert find_damage(tmp_path, with_roles=False) == ""
+    assert find_damage(tmp_path).startswith("actor/rank-00000-00000.safetensors has the xxh3")
+    (tmp_path / "state.json").write_text("3")
+    assert find_damage(tmp_path, with_roles=False).startswith("state.json has the xxh3 checksum")
+    (tmp_path / "actor" / "rank-00000-00000.safetensors").write_text("22")
+    assert "has 2 bytes (1 expected)" in find_damage(tmp_path, with_roles=False)

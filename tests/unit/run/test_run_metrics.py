@@ -45,7 +45,7 @@ def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
         "tokens_per_second": 50.0,
         "seconds/rollout": 1.5,
         "seconds/sync": 0.5,
-        "memory_bytes/rank 0": 64.0,
+        "memory_bytes/rank": 64.0,
     }
     assert scalars(run.tensorboard_path, "reward") == [(1, 0.25), (2, 0.5)]
     assert scalars(run.tensorboard_path, "seconds/sync") == [(1, 0.5), (2, 0.5)]
@@ -69,7 +69,7 @@ def test_the_ledger_reaches_file_and_tensorboard(tmp_path: Path) -> None:
             sink.write_ledger(ledger.take(step))
         sink.write_ledger([])
     assert [row["process"] for row in read_rows(run.ledger_path)] == ["rank 0", "node 0"] * 2
-    assert scalars(run.tensorboard_path, "memory/rank 0/score") == [(1, 30.0), (2, 40.0)]
+    assert scalars(run.tensorboard_path, "memory/rank/score") == [(1, 30.0), (2, 40.0)]
 
 
 def test_a_metric_cannot_take_the_place_of_a_measure() -> None:

@@ -26,7 +26,6 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
 
 MEMORY = {
     "controller": MemoryUse(700_000_000, 400_000_000),
-    "rank 0": MemoryUse(1_900_000_000, 2_100_000_000),
     "rank 1": MemoryUse(1_950_000_000, 2_000_000_000),
     "engine 0": MemoryUse(512_000_000, None),
     "node 0": MemoryUse(5_062_000_000, None),

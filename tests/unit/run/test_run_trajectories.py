@@ -38,7 +38,9 @@ from plimsoll.records import (
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
 from plimsoll.run.trajectories import (
+    iter_bounded,
     read_trajectories,
+    row_groups_of,
     write_trajectories,
 )
 
@@ -368,3 +370,32 @@ def test_each_of_few_responses_is_shown_once(tmp_path: Path) -> None:
         write_trajectories(path, count, [trajectory(i, 0, [1]) for i in range(count)])
         assert [one.reference for one in read_some(path, 5)] == [str(i) for i in range(count)]
         assert len(read_responses(path)) == count
+
+
+def test_log_probs_are_stored_without_a_dictionary_and_exactly(tmp_path: Path) -> None:
+    rng, logprobs = np.random.default_rng(0), []
+    step = []
+    for sample in range(4):
+        logprobs.append(-rng.exponential(1, 5000).astype(np.float32))
+        one = trajectory(0, sample, [7] * 5000)
+        step.append(replace(one, columns={**one.columns, SAMPLER_LOGPROBS: logprobs[-1]}))
+    write_trajectories(tmp_path / "a", 1, step)
+    row_group = pq.read_metadata(tmp_path / "a").row_group(0)
+    columns = [row_group.column(place) for place in range(row_group.num_columns)]
+    [stored] = [c for c in columns if c.path_in_schema == "sampler_logprobs.list.element"]
+    assert "BYTE_STREAM_SPLIT" in stored.encodings and not stored.has_dictionary_page
+    assert stored.total_compressed_size < 4 * 20_000
+    for one, expected in zip(read_trajectories(tmp_path / "a"), logprobs, strict=True):
+        assert np.array_equal(one.columns[SAMPLER_LOGPROBS], expected)
+
+
+def test_a_group_is_found_in_its_row_groups(tmp_path: Path) -> None:
+    step = [replace(trajectory(n, 0, [1]), group=n // 2) for n in range(1030)]
+    write_trajectories(tmp_path / "a", 1, step)
+    assert row_groups_of(tmp_path / "a", "group", 3) == [0]
+    assert row_groups_of(tmp_path / "a", "group", 256) == [1]
+    assert row_groups_of(tmp_path / "a", "group", 514) == [2]
+    assert row_groups_of(tmp_path / "a", "group", 515) == []
+    assert row_groups_of(tmp_path / "a", "turns", 515) == [0, 1, 2], "no column of numbers"
+    [batch] = iter_bounded(tmp_path / "a", ["group"], [2])
+    assert batch["group"].to_pylist() == [512, 512, 513, 513, 514, 514]

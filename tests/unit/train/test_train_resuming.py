@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.load import validate
@@ -11,7 +16,10 @@ from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.state import SavedFile, measure_file, other_contents, write_manifest
+from plimsoll.train.checkpoints import Checkpoints
 from plimsoll.train.saving import changed_settings
+from plimsoll.trainer.checkpoint import share_of
 
 OLD = """\
 # sft
@@ -78,3 +86,49 @@ def test_what_a_run_has_saved_is_counted(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(os.urandom(size))
     assert run.saved_bytes() == 1200
+
+
+class Ranks:
+    """Ranks of one role that compare files, one after the other."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.shares: list[list[str]] = []
+
+    def all(self, task: object, directory: Path, files: Sequence[SavedFile]) -> list[list[str]]:
+        shares = [share_of(files, rank, self.ranks) for rank in range(self.ranks)]
+        self.shares = [[file.name for file in share] for share in shares]
+        return [other_contents(directory, share) for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shares"),
+    [
+        (2, [["form", "rank-00000-00000", "rank-00000-00001"], ["rank-00001-00000"]]),
+        (1, [["form", "rank-00000-00000", "rank-00000-00001", "rank-00001-00000"]]),
+        (3, [["form", "rank-00001-00000"], ["rank-00000-00000"], ["rank-00000-00001"]]),
+    ],
+)
+def test_each_file_of_a_role_is_compared_by_one_rank(
+    ranks: int, shares: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If as many ranks wrote them, by the one that wrote it; what differs is named."""
+    names = [*dict.fromkeys(name for share in shares for name in share)]
+    (tmp_path / "actor").mkdir()
+    for name in ("state.json", *(f"actor/{name}" for name in names)):
+        (tmp_path / name).write_text(name)
+    files = [measure_file(tmp_path, f"actor/{name}") for name in names]
+    write_manifest(tmp_path, [*files, measure_file(tmp_path, "state.json")])
+    group: Any = Ranks(ranks)
+    monkeypatch.setattr("plimsoll.train.checkpoints.group_of", lambda cluster, role: group)
+    roles = {"actor": SimpleNamespace(name="actor", trained=True)}
+    spec: Any = SimpleNamespace(run=None, roles=roles)
+    checkpoints = Checkpoints(spec, RunDirectory(tmp_path), 0, None)
+    assert checkpoints.find_damage(group, tmp_path) == ""
+    assert group.shares == shares
+    damaged = tmp_path / "actor" / "rank-00001-00000"
+    damaged.write_text(damaged.read_text().replace("1", "2", 1))
+    found = checkpoints.find_damage(group, tmp_path)
+    assert found.startswith("actor/rank-00001-00000 has the xxh3 checksum") and ";" not in found
+    (tmp_path / "actor" / "form").unlink()
+    assert checkpoints.find_damage(group, tmp_path).startswith("actor/form is missing")
