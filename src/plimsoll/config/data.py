@@ -199,6 +199,12 @@ class DataConfig(Settings):
     prompts at their beginning. A document of plain text is cut into pieces, and nothing is lost."""
     max_tokens: PositiveInt = 2048
     """The longest sequence, or in PPO the longest prompt, in tokens."""
+    cache: WrittenPath | None = None
+    """The directory in which tokenised rows are kept for later starts; `none`: in none. Default:
+    the environment variable PLIMSOLL_CACHE, or `~/.cache/plimsoll`."""
+    processes: PositiveInt | None = None
+    """Processes that tokenise a source of many rows; default: as many as there are cores. The rows
+    are the same with any number."""
     step_separator: str = "\n"
     """The text between the steps of a response (process reward model)."""
     shuffle: bool = True

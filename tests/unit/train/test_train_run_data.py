@@ -19,6 +19,8 @@ from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_samples
+from plimsoll.data.fields import ReferenceCheck
+from plimsoll.data.stored import fingerprint
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
@@ -30,7 +32,6 @@ from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
-from plimsoll.train.saving import fingerprint
 from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
@@ -154,7 +155,7 @@ def pages_alone() -> dict[str, str]:
 @pytest.mark.usefixtures("home")
 def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
     data = load(pages_alone())
-    assert len(data.train) == 3 and data.eval == ()
+    assert len(data.train) == 3 and not data.eval
     assert epoch_metrics(data.order, 6) == {"epoch": 2.0}
     with pytest.raises(ConfigError, match="brings no chat template"):
         load(
@@ -261,9 +262,8 @@ def asking(*answers: str, **data: Any) -> RlConfig:
 
 def load_asked(config: RlConfig) -> RlData:
     with open_session(spec_of(config), Planned()) as session:
-        return load_prompt_data(
-            session, spec_of(config), build_rule("right", config.rewards["right"]).check_reference
-        )
+        rule = build_rule("right", config.rewards["right"])
+        return load_prompt_data(session, spec_of(config), ReferenceCheck(rule.check_reference, []))
 
 
 def test_references_that_are_none_are_bad_rows(home: Path) -> None:
@@ -302,7 +302,7 @@ def test_ctrl_c_ends_the_checking_of_references() -> None:
         pytest.raises(Interrupted, match="stopped before the first step of 1"),
         open_session(spec_of(config), Planned()) as session,
     ):
-        load_prompt_data(session, spec_of(config), check)
+        load_prompt_data(session, spec_of(config), ReferenceCheck(check, []))
     assert checked == ["1"]
 
 
@@ -325,7 +325,7 @@ def load_prompts(prompts: int, weight: float) -> RlData:
     (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
     config = ppo({"few": few | {"weight": weight}, "many": many}, prompts)
     with open_session(spec_of(config), Planned()) as session:
-        return load_prompt_data(session, spec_of(config), lambda reference: None)
+        return load_prompt_data(session, spec_of(config))
 
 
 @pytest.mark.usefixtures("home")
@@ -350,7 +350,7 @@ def test_prompts_of_a_source_come_by_their_numbers_and_those_of_another_as_they_
     plain = {"path": "sums.jsonl", "prompt": "q", "limit": 3}
     config = ppo({"plain": plain, "levels": levels}, 2, shuffle=False)
     with open_session(spec_of(config), Planned()) as session:
-        data = load_prompt_data(session, spec_of(config), lambda reference: None)
+        data = load_prompt_data(session, spec_of(config))
     texts = [data.train[row].text for row in data.order.indices(0, 8)]
     assert texts[0::2] == ["0+1=", "1+1=", "2+1=", "0+1="]
     assert texts[1::2] == ["1+1=", "2+1=", "3+1=", "1+1="]
