@@ -166,29 +166,14 @@ def _hash_code() -> str:
     return _hash_files(sorted(path for name in _CODE for path in home.glob(name)))
 
 
-Facts = dict[str, Any]
+RowFacts = dict[str, Any]
 """What is known of rows beside the rows themselves; JSON."""
+Kept = tuple[Sequence[pa.RecordBatch], RowFacts]
+"""The batches of rows, and their facts."""
 
 
-def lock_entry(entry: Entry, note: Callable[[str], None]) -> AbstractContextManager[object]:
-    """Return the right to write an entry, taken; wait for another process that has it.
-
-    Raises OSError if the cache cannot be used.
-    """
-    entry.path.parent.mkdir(parents=True, exist_ok=True)
-    # On a disk without system locks, filelock's soft lock would outlive a killed process.
-    lock = FileLock(entry.path.with_suffix(".lock"), thread_local=False, fallback_to_soft=False)
-    try:
-        return lock.acquire(blocking=False)
-    except Timeout:
-        note(f"waiting for another process, which makes {entry.path}")
-        return lock.acquire()
-
-
-def read_entry(
-    entry: Entry, note: Callable[[str], None]
-) -> tuple[Sequence[pa.RecordBatch], Facts] | None:
-    """Return the batches of an entry, mapped, and its facts; None if it is missing or damaged."""
+def read_entry(entry: Entry, note: Callable[[str], None]) -> Kept | None:
+    """Return an entry's batches, mapped, and its facts; None if it is missing or damaged."""
     if not entry.path.is_dir():
         return None
     try:
@@ -203,28 +188,61 @@ def read_entry(
 
 
 def keep(
-    batches: Iterator[pa.RecordBatch], facts: Callable[[], Facts], entry: Entry | None
-) -> Sequence[pa.RecordBatch]:
-    """Take all batches, and return them; from the entry's file if they are many.
+    batches: Iterator[pa.RecordBatch],
+    facts: Callable[[], RowFacts],
+    entry: Entry | None,
+    note: Callable[[str], None],
+) -> Kept:
+    """Take all batches, and return them and their facts; from the entry's file if they are many.
+
+    If another process writes the entry, wait for it, and return what it wrote.
 
     Args:
         batches: the batches.
         facts: returns what else is known of the rows, once all batches were taken.
         entry: the place to write to; None holds all of them in memory.
+        note: takes a line for the user.
     """
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         held.append(batch)
         size += batch.nbytes
-        if entry is not None and size >= LEAST_BYTES:
-            return _write(chain(held, batches), held[0].schema, facts, entry)
-    return held
+        if entry is None or size < LEAST_BYTES:
+            continue
+        try:
+            lock = _lock(entry, note)
+        except OSError as error:
+            note(f"rows are tokenised at each start, as data.cache cannot be used: {error}")
+            entry = None
+        else:
+            with lock:
+                kept = read_entry(entry, lambda _: None)
+                return kept or _write(chain(held, batches), held[0].schema, facts, entry)
+    return held, facts()
+
+
+def _lock(entry: Entry, note: Callable[[str], None]) -> AbstractContextManager[object]:
+    """Return the right to write an entry, taken; wait for another process that has it.
+
+    Raises OSError if the cache cannot be used.
+    """
+    entry.path.parent.mkdir(parents=True, exist_ok=True)
+    # On a disk without system locks, filelock's soft lock would outlive a killed process.
+    lock = FileLock(entry.path.with_suffix(".lock"), thread_local=False, fallback_to_soft=False)
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        note(f"waiting for another process, which makes {entry.path}")
+        return lock.acquire()
 
 
 def _write(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, facts: Callable[[], Facts], entry: Entry
-) -> Sequence[pa.RecordBatch]:
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    facts: Callable[[], RowFacts],
+    entry: Entry,
+) -> Kept:
     for leftover in temporary_siblings(entry.path):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     with whole_directory(entry.path) as partial:
@@ -237,7 +255,7 @@ def _write(
     mapped = _map(entry.path / _ROWS)
     if not entry.is_current():  # The name speaks of other rows; what is mapped stays.
         shutil.rmtree(entry.path, ignore_errors=True)
-    return mapped
+    return mapped, facts()
 
 
 def _map(file: Path) -> Sequence[pa.RecordBatch]:

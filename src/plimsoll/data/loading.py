@@ -23,7 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
-from plimsoll.data.cache import Entry, Facts, find_entry, keep, lock_entry, read_entry
+from plimsoll.data.cache import Entry, Kept, RowFacts, find_entry, keep, read_entry
 from plimsoll.data.fields import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.pieces import (
     SYSTEM_ROLES,
@@ -76,16 +76,16 @@ UNSEEN = Observer()
 
 
 @dataclass(frozen=True)
-class Places:
+class MarkedRows:
     """Rows of which something is to be reported."""
 
     rows: int = 0
     first: str = ""
     """The place of the first one, as `file:line`."""
 
-    def add(self, more: Sequence[str]) -> Places:
+    def add(self, more: Sequence[str]) -> MarkedRows:
         """Return these and further rows."""
-        return Places(self.rows + len(more), self.first or next(iter(more), ""))
+        return MarkedRows(self.rows + len(more), self.first or next(iter(more), ""))
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Loaded(Generic[T]):
     """The rows that cannot be used; empty unless `data.on_bad_row` is `skip`."""
     cut_rows: int
     """The number of rows cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
-    stripped: Places = Places()
+    stripped: MarkedRows = MarkedRows()
     """The rows of which the chat template leaves out reasoning that would not be learned."""
-    rendered: Places = Places()
+    rendered: MarkedRows = MarkedRows()
     """The rows whose text has tokens of the chat template: it seems to be rendered already."""
 
 
@@ -253,19 +253,8 @@ def load_rows(
     """
     made_by = [kind.name, source_name(data, source), *kind.made_by]
     entry = find_entry(data, source, template, made_by)
-    if entry is None:
-        return _make(data, source, template, kind, observer, None)
-    if (kept := read_entry(entry, observer.note)) is not None:
-        return _loaded(*kept)
-    try:
-        lock = lock_entry(entry, observer.note)
-    except OSError as error:
-        observer.note(f"rows are tokenised at each start, as data.cache cannot be used: {error}")
-        return _make(data, source, template, kind, observer, None)
-    with lock:
-        if (kept := read_entry(entry, lambda _: None)) is not None:
-            return _loaded(*kept)
-        return _make(data, source, template, kind, observer, entry)
+    kept = None if entry is None else read_entry(entry, observer.note)
+    return _loaded(*(kept or _make(data, source, template, kind, observer, entry)))
 
 
 def _make(
@@ -275,12 +264,12 @@ def _make(
     kind: RowKind[ItemT],
     observer: Observer,
     entry: Entry | None,
-) -> Loaded[ItemT]:
-    """Return the items of a source, made of its rows, and keep them in the cache."""
+) -> Kept:
+    """Make the items of a source, keep them in the cache, and return them with their facts."""
     work = _Work(kind, template, source.tools, data.max_tokens)
     bad: list[BadRow] = []
     present: dict[str, None] = {}
-    stripped, rendered = Places(), Places()
+    stripped, rendered = MarkedRows(), MarkedRows()
     read, cut, key = 0, 0, source_key(data, source)
     digest = xxhash.xxh3_64()
 
@@ -304,7 +293,7 @@ def _make(
         check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
         settle(source.path, read, bad, data.on_bad_row)
 
-    def facts() -> Facts:
+    def facts() -> RowFacts:
         return {
             "bad_rows": [vars(row) for row in bad],
             "cut_rows": cut,
@@ -313,14 +302,13 @@ def _make(
             "fingerprint": digest.hexdigest(),
         }
 
-    batches = keep(make_batches(), facts, entry)
-    return _loaded(batches, facts())
+    return keep(make_batches(), facts, entry, observer.note)
 
 
-def _loaded(batches: Sequence[pa.RecordBatch], facts: Facts) -> Loaded[ItemT]:
+def _loaded(batches: Sequence[pa.RecordBatch], facts: RowFacts) -> Loaded[ItemT]:
     items: StoredRows[ItemT] = StoredRows(batches, facts["fingerprint"])
     bad_rows = tuple(BadRow(**row) for row in facts["bad_rows"])
-    marked = (Places(**facts[name]) for name in ("stripped", "rendered"))
+    marked = (MarkedRows(**facts[name]) for name in ("stripped", "rendered"))
     return Loaded(items, bad_rows, facts["cut_rows"], *marked)
 
 
