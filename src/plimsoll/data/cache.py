@@ -42,6 +42,7 @@ LEAST_BYTES = 2**22
 TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 """The libraries that read and tokenize rows."""
 
+_JOINED_BYTES = 2**22
 _ROWS, _FACTS = "rows.arrow", "facts.json"
 _READ_AT_ONCE = 2**20
 _NO_ROWS = {"weight", "chat_template", *EVALUATED}
@@ -248,7 +249,7 @@ def _write(
     with whole_directory(entry.path) as partial:
         file = partial / _ROWS
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for batch in batches:
+            for batch in _join(batches):
                 writer.write_batch(batch)
         about: Mapping[str, object] = {"checksum": _hash_files([file]), "facts": facts()}
         (partial / _FACTS).write_text(json.dumps(about), encoding="utf-8")
@@ -256,6 +257,18 @@ def _write(
     if not entry.is_current():  # The name speaks of other rows; what is mapped stays.
         shutil.rmtree(entry.path, ignore_errors=True)
     return mapped, facts()
+
+
+def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in larger batches: a column of them is then on few pages of the file."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(batch.nbytes for batch in held) >= _JOINED_BYTES:
+            yield pa.concat_batches(held)
+            held = []
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _map(file: Path) -> Sequence[pa.RecordBatch]:
