@@ -106,6 +106,8 @@ class SourceConfig(Settings):
     template."""
     limit: PositiveInt | None = None
     """Use only this many rows, the first ones."""
+    streaming: bool = False
+    """Read and tokenize rows as the run reaches them, and keep none (SFT, DPO, distillation)."""
 
     def columns(self) -> frozenset[str]:
         """Return the columns that the source names."""
@@ -113,7 +115,7 @@ class SourceConfig(Settings):
         return frozenset(column for column in named if column is not None)
 
 
-_NO_COLUMNS = ("path", "generate", "name", "split", "chat_template", "limit")
+_NO_COLUMNS = ("path", "generate", "name", "split", "chat_template", "limit", "streaming")
 COLUMNS = tuple(name for name in SourceConfig.model_fields if name not in _NO_COLUMNS)
 """The settings of a source that name columns."""
 

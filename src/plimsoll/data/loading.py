@@ -39,10 +39,12 @@ from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.several import make_parts
 from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.stored import StoredRows, encode, hashed_parts
+from plimsoll.data.streamed import StreamedRows, read_blocks
 from plimsoll.data.template import Draft, Template, has_control_tokens, render_drafts
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import Prompt, Row
+from plimsoll.run.numbers import plural
 
 MOST_CHARACTERS = 4_000_000
 """Characters that one sequence may have: about a million tokens of English, which take some 4 s and
@@ -251,10 +253,44 @@ def load_rows(
     Rows that an earlier start, or another process, made of the same source are taken from the
     cache.
     """
+    if source.streaming:
+        return _stream(data, source, template, kind, observer)
     made_by = [kind.name, source_name(data, source), *kind.made_by]
     entry = find_entry(data, source, template, made_by)
     kept = None if entry is None else read_entry(entry, observer.note)
     return _loaded(*(kept or _make(data, source, template, kind, observer, entry)))
+
+
+def _stream(
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    kind: RowKind[ItemT],
+    observer: Observer,
+) -> Loaded[ItemT]:
+    """Return the items of a stream; its first block has been made."""
+
+    def read() -> Iterator[RawRow | BadRow]:
+        return read_rows(source, whole=kind.whole)
+
+    def make(block: Sequence[RawRow | BadRow]) -> Sequence[ItemT]:
+        quiet = Observer(note=observer.note)
+        try:
+            kept = _make(data, source, template, kind, quiet, None, block)
+        except DataError as error:
+            if data.on_bad_row == "stop":
+                raise
+            observer.note(f"skipped {plural(len(block), 'row')} of a stream: {error}")
+            return ()
+        loaded: Loaded[ItemT] = _loaded(*kept)
+        if bad := loaded.bad_rows:
+            observer.note(f"skipped {plural(len(bad), 'bad row')}, the first {bad[0]}")
+        return loaded.items
+
+    first = next(read_blocks(read))
+    loaded: Loaded[ItemT] = _loaded(*_make(data, source, template, kind, observer, None, first))
+    assert isinstance(loaded.items, StoredRows)
+    return replace(loaded, items=StreamedRows(loaded.items, read, make))
 
 
 def _make(
@@ -264,8 +300,12 @@ def _make(
     kind: RowKind[ItemT],
     observer: Observer,
     entry: Entry | None,
+    block: Sequence[RawRow | BadRow] | None = None,
 ) -> Kept:
-    """Make the items of a source, keep them in the cache, and return them with their facts."""
+    """Make the items of a source, keep them in the cache, and return them with their facts.
+
+    `block` has the rows of a block of a stream, which are checked as they are; None reads all.
+    """
     work = _Work(kind, template, source.tools, data.max_tokens)
     bad: list[BadRow] = []
     present: dict[str, None] = {}
@@ -275,8 +315,8 @@ def _make(
 
     def make_batches() -> Iterator[pa.RecordBatch]:
         nonlocal present, stripped, rendered, read, cut
-        rows = read_rows(source, whole=kind.whole)
-        processes = 1 if kind.alone else data.processes or usable_cores()
+        rows = read_rows(source, whole=kind.whole) if block is None else iter(block)
+        processes = 1 if kind.alone or block else data.processes or usable_cores()
         for raw, part in make_parts(rows, work.make, processes):
             present |= _columns_of(raw)
             bad.extend(part.bad)
@@ -290,7 +330,8 @@ def _make(
             if part.batch is not None:
                 yield part.batch
         # Only some rows may have tools, so this column is checked after all rows are read.
-        check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
+        if block is None:
+            check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
         settle(source.path, read, bad, data.on_bad_row)
 
     def facts() -> RowFacts:

@@ -13,6 +13,7 @@ from plimsoll.data.cache import token_versions
 from plimsoll.data.loading import UNSEEN, Loaded, Observer
 from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.stored import JoinedRows, column_of
+from plimsoll.data.streamed import BlockCounts, StreamedRows
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
@@ -99,12 +100,25 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     for warning in overlap_warnings(data, items):
         session.progress.note(warning)
     train = [items[key] for key in data.train_sources()]
+    _begin_streams(session, data, items)
     return RunData(
         train=JoinedRows(train),
         held_out={key: items[key] for key in data.eval_sources()},
         order=_order(data, [len(rows) for rows in train], session.spec.run.seed),
         sources=sources,
     )
+
+
+def _begin_streams(session: RunSession, data: DataConfig, items: Items) -> None:
+    """Have each stream draw items by the run's seed, and note where its blocks end."""
+    path = session.directory.streams_path
+    if not session.resumed:
+        path.unlink(missing_ok=True)
+    for number, key in enumerate(data.train_sources()):
+        stream = items[key]
+        if isinstance(stream, StreamedRows):
+            seed = (session.spec.run.seed, number) if data.shuffle else None
+            stream.begin(seed, BlockCounts(path, key))
 
 
 def _templates(spec: RunSpec[Any]) -> dict[str | None, Template]:

@@ -69,7 +69,9 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     roles = draw(st.lists(st.sampled_from(["user", "assistant", "tool", "system"]), max_size=6))
-    found = [{"role": role, "content": draw(TEXTS)} for role in ["user", *roles]]
+    found: list[dict[str, Any]] = [
+        {"role": role, "content": draw(TEXTS)} for role in ["user", *roles]
+    ]
     for turn in found:
         if turn["role"] == "assistant" and draw(st.integers(0, 3)) == 0:
             turn["tool_calls"] = [CALL]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_the_longest_row_is_read(
     assert (len(loaded.items), [bad.line for bad in loaded.bad_rows]) == (1, [2])
 
 
-def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> tuple[Sample, ...]:
+def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> Sequence[Sample]:
     source = SourceConfig(path=str(path), messages="messages")
     data = DataConfig(train=source, **settings)
     template = make_template(tokenizer, data.chat_template, data.system)

@@ -18,10 +18,11 @@ from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.data import streamed
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.fields import ReferenceCheck
 from plimsoll.data.stored import fingerprint
-from plimsoll.errors import ConfigError, DataError, Interrupted
+from plimsoll.errors import ConfigError, DataError, Interrupted, SettingsConflict
 from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
@@ -364,3 +365,46 @@ def test_only_what_is_learned_from_is_ordered() -> None:
         check_agreement(spec_of(ppo(levels, 2, eval=levels)))
     message = str(caught.value)
     assert "data.eval.order_by: level" in message and "data.train" not in message
+
+
+def test_a_mixture_of_a_stream_and_of_rows_that_are_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws come in turns; the stream repeats nothing before its end, and counts no epochs."""
+    monkeypatch.setattr(streamed, "BLOCK_ROWS", 4)
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    train = {"stream": {**sums, "streaming": True, "weight": 2}, "kept": sums}
+    data = load(train, chat_template="none", max_tokens=16)
+    draws = [data.train[int(i)].tokens.tobytes() for i in data.order.indices(0, 9)]
+    whole = {sample.tokens.tobytes() for sample in load(sums, chat_template="none").train}
+    streamed_draws = [draws[i] for i in range(9) if data.order.indices(i, 1)[0] < 2**40]
+    assert len(streamed_draws) == 6 and set(streamed_draws) == whole
+    assert epoch_metrics(data.order, 9) == {"epoch/kept": 3 / 6}
+    assert not [*repeat_warnings(data.order, 3)]
+    again = load(train, chat_template="none", max_tokens=16)
+    assert [again.train[int(i)].tokens.tobytes() for i in again.order.indices(0, 9)] == draws
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data": {"eval": {"streaming": True}}}, "are all evaluated"),
+        ({"run": {"steps": None, "epochs": 1}}, "run.epochs is given"),
+    ],
+)
+def test_a_stream_that_must_be_known_as_a_whole_is_refused(
+    home: Path, changes: dict[str, Any], reason: str
+) -> None:
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    values = sft({**sums, "streaming": True}).model_dump(exclude_unset=True)
+    held_out = {"eval": {**sums, **changes.get("data", {}).get("eval", {})}}
+    values["data"] |= held_out
+    values["run"] |= {"eval_every": 1, **changes.get("run", {})}
+    with pytest.raises(SettingsConflict, match=reason):
+        check_agreement(spec_of(SftConfig.model_validate(values)))
+
+
+def test_prompts_are_not_streamed(home: Path) -> None:
+    config = ppo({"path": "sums.jsonl", "prompt": "q", "streaming": True}, 2)
+    with pytest.raises(SettingsConflict, match="looks at all rows"):
+        check_agreement(spec_of(config))
