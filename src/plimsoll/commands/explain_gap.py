@@ -140,7 +140,8 @@ def _prompts(spec: RunSpec[RlConfig]) -> list[Prompt]:
     source = next(iter(spec.data.train_sources().values()))
     few = source.model_copy(update={"limit": spec.config.rollout.sync.probe_sequences})
     template = template_of(spec, spec.data.template_of(source))
-    return [*prompt_loader(spec)(spec.data, few, template, UNSEEN).items]
+    data = spec.data.model_copy(update={"cache": "none"})  # whose name is a hash of all rows
+    return [*prompt_loader(spec)(data, few, template, UNSEEN).items]
 
 
 def _compare(route: WeightRoute, probe: Sequence[Ints], rounded_as: str) -> Gap:

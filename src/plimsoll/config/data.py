@@ -205,8 +205,8 @@ class DataConfig(Settings):
     """The directory in which tokenised rows are kept for later starts; `none`: in none. Default:
     the environment variable PLIMSOLL_CACHE, or `~/.cache/plimsoll`."""
     processes: PositiveInt | None = None
-    """Processes that tokenise a source of many rows; default: as many as there are cores. The rows
-    are the same with any number."""
+    """Processes that tokenise a source of many rows; default: as many as there are cores, at most
+    16. The rows are the same with any number."""
     step_separator: str = "\n"
     """The text between the steps of a response (process reward model)."""
     shuffle: bool = True

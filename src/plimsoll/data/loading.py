@@ -36,7 +36,7 @@ from plimsoll.data.pieces import (
     quote,
 )
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
-from plimsoll.data.several import make_parts
+from plimsoll.data.several import MOST_PROCESSES, make_parts
 from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.stored import StoredRows, encode, hashed_parts
 from plimsoll.data.streamed import StreamedRows, read_blocks
@@ -316,7 +316,8 @@ def _make(
     def make_batches() -> Iterator[pa.RecordBatch]:
         nonlocal present, stripped, rendered, read, cut
         rows = read_rows(source, whole=kind.whole) if block is None else iter(block)
-        processes = 1 if kind.alone or block else data.processes or usable_cores()
+        most = data.processes or min(usable_cores(), MOST_PROCESSES)
+        processes = 1 if kind.alone or block else most
         for raw, part in make_parts(rows, work.make, processes):
             present |= _columns_of(raw)
             bad.extend(part.bad)

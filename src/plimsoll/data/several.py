@@ -20,6 +20,8 @@ ROWS_AT_ONCE = 256
 """Rows of one part. It is small so that a count moves even if rows are slow, as LaTeX is."""
 ROWS_ALONE = 64 * ROWS_AT_ONCE
 """Rows that are made in this process before others are started."""
+MOST_PROCESSES = 16
+"""The most processes by default: more would wait for this process to read the rows."""
 _WHAT = "A process that tokenises rows"
 _PART_SECONDS = 1e6  # a user's tokenizer may be slow
 
