@@ -150,10 +150,7 @@ _DECODE: Mapping[bytes, Callable[[Cell], Any]] = MappingProxyType(
 
 
 class StoredRows(Sequence[T]):
-    """The items of a source, as rows of a table; each access makes the item anew.
-
-    Their arrays of tokens are views of the table, which cannot be written to.
-    """
+    """The items of a source, as rows of a table; each access makes the item anew."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], fingerprint: str) -> None:
         """Hold batches of `encode`, and what `fingerprint_of` says of their items."""
@@ -181,7 +178,8 @@ class StoredRows(Sequence[T]):
             if not isinstance(values, pa.LargeListArray):
                 return values[place - before].as_py()
             start, end = (values.offsets[place - before + i].as_py() for i in (0, 1))
-            return values.values.slice(start, end - start).to_numpy(zero_copy_only=False)
+            view = values.values.slice(start, end - start).to_numpy(zero_copy_only=False)
+            return view.copy()  # torch takes no array that cannot be written to
 
         item: T = self._decode(cell)
         return item
