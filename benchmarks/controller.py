@@ -435,7 +435,7 @@ PARTS: dict[str, Part] = {
     **{
         name: Part(partial(read_rows, kept=kept), "rows", sizes, 10**7, "rows of 200 tokens", True)
         for name, kept, sizes in (
-            ("rows, first start", False, (2500, 5000, 10_000, 20_000)),
+            ("rows, first start", False, (10_000, 20_000, 40_000, 80_000)),
             ("rows, second start", True, (10_000, 20_000, 40_000, 160_000)),
         )
     },
