@@ -173,7 +173,7 @@ def run(spec: RunSpec[RlConfig], training: float) -> list[dict[str, Any]]:
     with open_rewards(spec.config.rewards) as scorer:
         delays = Delays(scorer.loop, training, [(0.0, 0)])
         engine = EngineSpec(0, spec.actor.model.path, 1024, 1, "cpu", rollout)
-        load = partial(load_prompt_data, check_reference=scorer.check_reference)
+        load = partial(load_prompt_data, references=scorer.references)
         with open_work(
             spec,
             Planned(),

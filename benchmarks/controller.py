@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import tempfile
 import threading
 import time
@@ -23,33 +24,45 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import ray
 
+from large_data import TEMPLATE, conversations
 from plimsoll.cluster.protocol import Pending, SentOnce, Shortages
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.cluster.ray_actors import Host, Member
 from plimsoll.cluster.route import ActorRoute
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.planning import summarize_plan
 from plimsoll.commands.report import report_run
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import RunConfig
+from plimsoll.data.dataset import load_samples
+from plimsoll.data.loading import Loaded, check_written
+from plimsoll.data.stored import fingerprint, token_counts
+from plimsoll.data.template import Draft, make_template, render_drafts
+from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise import advise
 from plimsoll.memory.plan import make_plan
 from plimsoll.memory.weigh import Ground
+from plimsoll.process import template_runner, templates
 from plimsoll.records import (
     BatchColumns,
     Pack,
     Prompt,
     RewardPart,
+    Sample,
     Trajectory,
     cut,
     single_turn,
@@ -89,7 +102,7 @@ class Part:
         sizes: at which it is measured.
         target: for which its cost is extrapolated.
         meaning: what that size is.
-        has_bytes: whether the memory that Python and NumPy allocate is measured, too.
+        has_bytes: whether the memory that is allocated is measured, too; mapped files are not.
     """
 
     prepare: Callable[[int, ExitStack], Job]
@@ -262,7 +275,6 @@ def whole_step(tokens: int, stack: ExitStack) -> Job:
 
 def write_model(home: Path) -> None:
     """Write a tiny model and a row, so that the settings name files that exist."""
-    from plimsoll.commands.demo import make_tokenizer
     from plimsoll.model.tiny import tiny_config, write_tiny_model
 
     write_tiny_model(home / "model", tiny_config("qwen2", True, vocab=32), 0, make_tokenizer())
@@ -499,6 +511,51 @@ def resume(steps: int, stack: ExitStack) -> Job:
     return open_again
 
 
+def start_rows(rows: int, stack: ExitStack, *, kept: bool) -> Job:
+    """Return a start of a run over conversations of about 200 tokens; the rows are held after it.
+
+    `kept`: whether an earlier start has kept them.
+    """
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    file = home / "rows.jsonl"
+    with file.open("w") as lines:
+        lines.writelines(conversations(rows, 33))
+    template = make_template(make_tokenizer(), TEMPLATE, None)
+    source = SourceConfig(path=str(file), messages="messages")
+
+    def start(cache: Path) -> Loaded[Sample]:
+        data = DataConfig(train=source, max_tokens=2**20, cache=str(cache), processes=1)
+        loaded = load_samples(data, source, template)
+        fingerprint(loaded.items)
+        token_counts(loaded.items)
+        return loaded
+
+    folders = (home / f"cache{number}" for number in count())
+    if kept:
+        start(home)
+    return lambda: start(home if kept else next(folders))
+
+
+def render_long(turns: int, stack: ExitStack) -> Job:
+    """Return rendering a conversation in this process, and finding what is learned of it."""
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the child's limit of time
+
+    def answer(source: str, lines: Sequence[str]) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in template_runner.answer([source, f"[{lines[0]}]"])]
+
+    stack.enter_context(mock.patch.object(templates, "_ask", answer))
+    roles = ("user", "assistant")
+    conversation = [{"role": roles[i % 2], "content": f"number {i} " * 20} for i in range(turns)]
+    template = make_template(make_tokenizer(), TEMPLATE, None)
+
+    def run() -> None:
+        [pieces] = render_drafts([Draft(template, "conversation", conversation)])
+        assert not isinstance(pieces, ConfigError)
+        check_written(conversation, pieces[0].text)
+
+    return run
+
+
 def _step(name: str, *, has_bytes: bool = False) -> Part:
     meaning = "1,024 prompts x 16 responses x 8,192 tokens"
     return Part(partial(step_part, name), "tokens", TOKENS, T134, meaning, has_bytes)
@@ -508,6 +565,14 @@ PARTS: dict[str, Part] = {
     "whole step": replace(_step("pack", has_bytes=True), prepare=whole_step),
     **{name: _step(name) for name in ("pack", "score", "advantages", "metrics", "journal")},
     **{name: _step(name) for name in ("trajectories", "train")},
+    **{
+        name: Part(partial(start_rows, kept=kept), "rows", sizes, 10**7, "rows of 200 tokens", True)
+        for name, kept, sizes in (
+            ("rows, first start", False, (10_000, 20_000, 40_000, 80_000)),
+            ("rows, second start", True, (10_000, 20_000, 40_000, 160_000)),
+        )
+    },
+    "conversation": Part(render_long, "turns", (256, 512, 1024, 2048), 8192, "turns of 40 words"),
     "requests": Part(ask_all, "responses", CALLS, 65536, "in flight to 64 engines"),
     "group call": Part(call_group, "ranks", (64, 128, 256, 512), 1024, "ranks, one call"),
     "plan": Part(plan_run, "cards", (8, 64, 512, 4096), 8192, "GRPO of 7B, half of them engines'"),
@@ -532,10 +597,14 @@ def measure(part: Part) -> Measured:
                 runs.append(time.process_time() - start)
             seconds.append(min(runs))
             if part.has_bytes and size == part.sizes[1]:
+                before = pa.total_allocated_bytes()
                 tracemalloc.start()
-                sent = int(job() / size)
-                peak = int(tracemalloc.get_traced_memory()[1] / size)
+                made = job()
+                sent = int(made / size) if isinstance(made, int | float) else None
+                arrow = pa.total_allocated_bytes() - before
+                peak = int((tracemalloc.get_traced_memory()[1] + arrow) / size)
                 tracemalloc.stop()
+                del made
     return Measured(tuple(seconds), peak, sent)
 
 
@@ -558,8 +627,9 @@ def main() -> None:
         exponent, far = found.exponent(part.sizes), found.at(part.target, part.sizes)
         sizes = f"{part.sizes[0]:,} to {part.sizes[-1]:,} {part.unit}"
         seconds = ", ".join(f"{s:.3g}" for s in found.seconds)
-        beside = f"; {found.peak} bytes a token beside the sampled, {found.sent} sent to the ranks"
-        beside = "" if found.peak is None else beside
+        beside = "" if found.peak is None else f"; {found.peak} bytes of each of the {part.unit}"
+        if found.sent is not None:
+            beside += f" beside the sampled, {found.sent} sent to the ranks"
         far_text = f"{far:.3g} s at {part.target:,} ({part.meaning}){beside}"
         print(f"| {name} | {sizes} | {seconds} | {exponent:.2f} | {far_text} |", flush=True)
         figures[name] = {"sizes": part.sizes, "seconds": found.seconds, "peak": found.peak}

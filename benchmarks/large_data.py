@@ -15,7 +15,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_samples
+from plimsoll.data.stored import token_counts
 from plimsoll.data.template import make_template
 from plimsoll.machine.processes import process_bytes, process_peak_bytes, reset_process_peak
 from plimsoll.model.load import load_tokenizer
@@ -47,9 +48,9 @@ def measure(model: str, file: Path) -> str:
     """Read the file, as a run does."""
     template = make_template(load_tokenizer(model, trust_remote_code=False), TEMPLATE, None)
 
-    def load(limit: int | None) -> tuple[Sample, ...]:
+    def load(limit: int | None) -> Sequence[Sample]:
         source = SourceConfig(path=str(file), messages="messages", limit=limit)
-        data = DataConfig(train=source, max_tokens=MOST_TOKENS)
+        data = DataConfig(train=source, max_tokens=MOST_TOKENS, cache="none", processes=1)
         return load_samples(data, source, template).items
 
     load(10)
@@ -58,7 +59,7 @@ def measure(model: str, file: Path) -> str:
     samples = load(None)
     seconds = time.perf_counter() - start
     peak, held = process_peak_bytes() - before, process_bytes() - before
-    tokens = sum(len(sample.tokens) for sample in samples)
+    tokens = int(token_counts(samples).sum())
     return f"{tokens:>12,} tokens {seconds:7.1f} s {peak / 1e6:8,.0f} MB {held / 1e6:8,.0f} MB"
 
 

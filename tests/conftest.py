@@ -55,6 +55,14 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             del sys.modules[name]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Rows of tests are not those that this machine keeps, here or in other processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLIMSOLL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 _FAKES = Path(__file__).parent / "fakes"
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.reserved", "memory.used", "compute_cap",

@@ -64,6 +64,26 @@ def test_a_mixture_with_noise_resumes_bit_for_bit(home: Path) -> None:
     assert (state.data_position, state.data_rows) == (6 * 7, 3 + 16 + 1)
 
 
+def test_a_mixture_with_streams_resumes_bit_for_bit(home: Path) -> None:
+    """Documents and skipped rows are among them; 11 draws of the book's 3 pieces are 4 blocks."""
+    streams = ["--data.train.book.streaming", "true", "--data.train.sums.streaming", "true"]
+    whole = run_here(home, "sft", "sft.yaml", "--run.directory=streamed", *streams)
+    assert whole.code == 0, whole.err
+    assert (home / "streamed" / "streams.jsonl").read_text().count('"data.train.book"') == 4
+    for name in ("with counts", "without"):
+        cut_off(home / "streamed", home / name, 2)
+        if name == "without":
+            (home / name / "streams.jsonl").unlink()
+        more = ["--run.directory", name, "--run.resume=must", *streams]
+        resumed = run_here(home, "sft", "sft.yaml", *more)
+        assert resumed.code == 0, resumed.err
+        assert metrics(home / name) == metrics(home / "streamed")
+        model = "model/model.safetensors"
+        assert (home / name / model).read_bytes() == (home / "streamed" / model).read_bytes()
+    assert "epoch/book" not in metrics(home / "streamed")[-1]
+    check_bad_rows(home / "streamed" / "bad_rows.jsonl", home)
+
+
 def check_epochs(rows: list[dict[str, Any]]) -> None:
     """42 rows of weights 1 : 2 : 1 are 11, 21 and 10 (`book` is written first, and so drawn first);
     of 3 samples, of 16 rows, and of 1."""

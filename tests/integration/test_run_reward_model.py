@@ -254,7 +254,7 @@ def test_reward_models_are_served(home: Path, monkeypatch: pytest.MonkeyPatch) -
     config["reward_models"] = {"texts": own, "steps": steps}
     write_config(home, "served", config)
     server = Command(home, "serve-reward", "served.yaml", "--port", "0")
-    key = server.read_until("Authorization: Bearer ").split()[2]
+    key = server.read_until("Header of every caller").split()[-1]
     monkeypatch.setenv("SERVED_KEY", key)
     base = server.read_until("POST ").removeprefix("POST ").rpartition("/")[0]
     ask = partial(asked_at, api_key="SERVED_KEY")

@@ -18,7 +18,7 @@ import numpy as np
 from plimsoll.config.cluster import device_of
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.yaml_tree import value_at
-from plimsoll.data.loading import ignore_rows
+from plimsoll.data.loading import UNSEEN
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.model.disturbance import Disturbance
@@ -140,8 +140,8 @@ def _prompts(spec: RunSpec[RlConfig]) -> list[Prompt]:
     source = next(iter(spec.data.train_sources().values()))
     few = source.model_copy(update={"limit": spec.config.rollout.sync.probe_sequences})
     template = template_of(spec, spec.data.template_of(source))
-    load = prompt_loader(spec, lambda reference: None)
-    return [*load(spec.data, few, template, ignore_rows).items]
+    data = spec.data.model_copy(update={"cache": "none"})  # whose name is a hash of all rows
+    return [*prompt_loader(spec)(data, few, template, UNSEEN).items]
 
 
 def _compare(route: WeightRoute, probe: Sequence[Ints], rounded_as: str) -> Gap:

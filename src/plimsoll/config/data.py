@@ -106,6 +106,8 @@ class SourceConfig(Settings):
     template."""
     limit: PositiveInt | None = None
     """Use only this many rows, the first ones."""
+    streaming: bool = False
+    """Read and tokenize rows as the run reaches them, and keep none (SFT, DPO, distillation)."""
 
     def columns(self) -> frozenset[str]:
         """Return the columns that the source names."""
@@ -113,7 +115,7 @@ class SourceConfig(Settings):
         return frozenset(column for column in named if column is not None)
 
 
-_NO_COLUMNS = ("path", "generate", "name", "split", "chat_template", "limit")
+_NO_COLUMNS = ("path", "generate", "name", "split", "chat_template", "limit", "streaming")
 COLUMNS = tuple(name for name in SourceConfig.model_fields if name not in _NO_COLUMNS)
 """The settings of a source that name columns."""
 
@@ -199,6 +201,12 @@ class DataConfig(Settings):
     prompts at their beginning. A document of plain text is cut into pieces, and nothing is lost."""
     max_tokens: PositiveInt = 2048
     """The longest sequence, or in PPO the longest prompt, in tokens."""
+    cache: WrittenPath | None = None
+    """The directory in which tokenised rows are kept for later starts; `none`: in none. Default:
+    the environment variable PLIMSOLL_CACHE, or `~/.cache/plimsoll`."""
+    processes: PositiveInt | None = None
+    """Processes that tokenise a source of many rows; default: as many as there are cores, at most
+    16. The rows are the same with any number."""
     step_separator: str = "\n"
     """The text between the steps of a response (process reward model)."""
     shuffle: bool = True

@@ -6,7 +6,6 @@ reward models), or prompts (RL). Rows that cannot be used are listed beside them
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,13 +14,15 @@ import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.fields import RawRow, RowProblem, reference_text, text_of
+from plimsoll.data.fields import RawRow, ReferenceCheck, RowProblem, reference_text, text_of
 from plimsoll.data.loading import (
+    UNSEEN,
     CheckedRow,
-    CountRows,
+    ItemT,
     Loaded,
+    Observer,
+    RowKind,
     Unrendered,
-    ignore_rows,
     load_rows,
     run_for_field,
     source_name,
@@ -58,7 +59,7 @@ def load_samples(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    count_rows: CountRows = ignore_rows,
+    observer: Observer = UNSEEN,
     learned: LearnedTokens = "assistant",
 ) -> Loaded[Sample]:
     """Return the training samples of a source, in the source's order.
@@ -67,7 +68,7 @@ def load_samples(
         data: the settings under `data`.
         source: one of `data.train`, or `data.eval`.
         template: the template that renders the messages.
-        count_rows: called with the number of rows after each batch of rows.
+        observer: is told of each batch of rows.
         learned: which tokens of a conversation are learned. In documents of plain text, all
             are.
 
@@ -76,38 +77,45 @@ def load_samples(
         ConfigError: a setting cannot be right for the source.
     """
     if source.text is not None:
-        return _load_documents(data, source, template.plain(), source.text, count_rows)
+        check_text = partial(_check_document, source.text)
+        finish_text = partial(_finish_document, data.max_tokens, source.text)
+        texts = RowKind("documents", check_text, finish_text, divides=True)
+        return load_rows(data, source, template.plain(), texts, observer)
     field = turns_field(source)
-
-    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        prompt, answer = conversation_of(row, source)
-        if learned == "all":
-            check_unmarked(answer, field)
-            draft = Draft(template, "whole", [*prompt, *answer])
-        else:
-            check_answered(answer, field)
-            draft = Draft(template, "conversation", [*mark_unlearned(prompt), *answer])
-        return CheckedRow(row, index, "", (Unrendered(draft, field),))
-
-    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Sample:
-        return _sample(data, field, sequences[0])
-
-    return load_rows(data, source, template, check, finish, count_rows)
+    check = partial(_check_conversation, source, learned)
+    kind = RowKind("samples", check, partial(_finish_sample, data, field), [learned])
+    return load_rows(data, source, template, kind, observer)
 
 
-def _load_documents(
-    data: DataConfig, source: SourceConfig, template: Template, column: str, count_rows: CountRows
-) -> Loaded[Sample]:
-    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        document = [{"role": "assistant", "content": text_of(row.values, column)}]
-        return CheckedRow(row, index, "", (Unrendered(Draft(template, "whole", document), column),))
+def _check_conversation(
+    source: SourceConfig, learned: LearnedTokens, row: RawRow, index: int, template: Template
+) -> CheckedRow:
+    field = turns_field(source)
+    prompt, answer = conversation_of(row, source)
+    if learned == "all":
+        check_unmarked(answer, field)
+        draft = Draft(template, "whole", [*prompt, *answer])
+    else:
+        check_answered(answer, field)
+        draft = Draft(template, "conversation", [*mark_unlearned(prompt), *answer])
+    return CheckedRow(row, index, "", (Unrendered(draft, field),))
 
-    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
-        return _cut_document(sequences[0][0], data.max_tokens, column)
 
-    documents = load_rows(data, source, template, check, finish, count_rows)
-    samples = tuple(itertools.chain.from_iterable(documents.items))
-    return Loaded(samples, documents.bad_rows, cut_rows=0)  # divided, so nothing is lost
+def _finish_sample(
+    data: DataConfig, field: str, row: CheckedRow, sequences: Sequence[Tokenized]
+) -> list[Sample]:
+    return [_sample(data, field, sequences[0])]
+
+
+def _check_document(column: str, row: RawRow, index: int, template: Template) -> CheckedRow:
+    document = [{"role": "assistant", "content": text_of(row.values, column)}]
+    return CheckedRow(row, index, "", (Unrendered(Draft(template, "whole", document), column),))
+
+
+def _finish_document(
+    longest: int, column: str, row: CheckedRow, sequences: Sequence[Tokenized]
+) -> tuple[Sample, ...]:
+    return _cut_document(sequences[0][0], longest, column)
 
 
 def _cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ...]:
@@ -126,92 +134,152 @@ def _cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, .
 
 
 def load_pairs(
-    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
+    data: DataConfig, source: SourceConfig, template: Template, observer: Observer = UNSEEN
 ) -> Loaded[Pair]:
     """Return the preference pairs of a source, in the source's order; errors as `load_samples`."""
-    columns = answers_of(source)
+    return load_rows(data, source, template, _pairs(data, source, "pairs", _as_it_is), observer)
 
-    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        pair = pair_of(row, source, plain=template.jinja is None)
-        prompt = mark_unlearned(pair.prompt)
-        sequences = tuple(
-            Unrendered(Draft(template, "conversation", [*prompt, *answer]), name)
-            for name, answer in zip(columns, (pair.chosen, pair.rejected), strict=True)
-        )
-        return CheckedRow(row, index, readable_text(pair.prompt), sequences)
 
-    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Pair:
-        pair = _pair(data, source, sequences)
-        margin = margin_of(row.row, source.margin)
-        return replace(pair, margin=margin, prompt=prompt_number(row.text))
+def load_scored_pairs(
+    data: DataConfig, source: SourceConfig, template: Template, observer: Observer = UNSEEN
+) -> Loaded[Pair]:
+    """Return the pairs of `load_pairs`; each loss mask marks only the token that is scored."""
+    kind = _pairs(data, source, "scored pairs", _to_responses)
+    return load_rows(data, source, template, kind, observer)
 
-    return load_rows(data, source, template, check, finish, count_rows)
+
+def _pairs(
+    data: DataConfig, source: SourceConfig, name: str, items_of: Callable[[Pair], Sequence[ItemT]]
+) -> RowKind[ItemT]:
+    """Return how rows of pairs become items; `items_of` returns those of a pair."""
+    finish = partial(_finish_pair, data, source, items_of)
+    return RowKind(name, partial(_check_pair, source), finish)
+
+
+def _check_pair(source: SourceConfig, row: RawRow, index: int, template: Template) -> CheckedRow:
+    pair = pair_of(row, source, plain=template.jinja is None)
+    prompt = mark_unlearned(pair.prompt)
+    sequences = tuple(
+        Unrendered(Draft(template, "conversation", [*prompt, *answer]), name)
+        for name, answer in zip(answers_of(source), (pair.chosen, pair.rejected), strict=True)
+    )
+    return CheckedRow(row, index, readable_text(pair.prompt), sequences)
+
+
+def _finish_pair(
+    data: DataConfig,
+    source: SourceConfig,
+    items_of: Callable[[Pair], Sequence[ItemT]],
+    row: CheckedRow,
+    sequences: Sequence[Tokenized],
+) -> Sequence[ItemT]:
+    pair = _pair(data, source, sequences)
+    margin = margin_of(row.row, source.margin)
+    return items_of(replace(pair, margin=margin, prompt=prompt_number(row.text)))
+
+
+def _as_it_is(pair: Pair) -> list[Pair]:
+    return [pair]
+
+
+def _to_responses(pair: Pair) -> list[Pair]:
+    chosen, rejected = map(cut_to_response, pair.samples)
+    return [replace(pair, chosen=chosen, rejected=rejected)]
+
+
+def cut_to_response(sample: Sample) -> Sample:
+    """Return the sample cut after its last learned token; only this token is marked."""
+    end = int(np.flatnonzero(sample.loss_mask)[-1])
+    return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
+
+
+def _both_responses(pair: Pair) -> list[LabelledResponse]:
+    return [
+        LabelledResponse(sample, desirable, prompt=pair.prompt)
+        for sample, desirable in ((pair.chosen, True), (pair.rejected, False))
+    ]
 
 
 def load_steps(
-    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
+    data: DataConfig, source: SourceConfig, template: Template, observer: Observer = UNSEEN
 ) -> Loaded[LabelledSteps]:
     """Return the labelled steps of a source, in the source's order; errors as `load_samples`."""
-    steps_column, labels_column = source.steps, source.labels
-    assert steps_column is not None and labels_column is not None
+    check, finish = partial(_check_steps, data, source), partial(_finish_steps, data, source)
+    return load_rows(data, source, template, RowKind("steps", check, finish), observer)
 
-    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
-        parts = step_parts(steps, data.step_separator, plain=template.jinja is None)
-        answer = {"role": "assistant", "content": "".join(parts)}
-        draft = Draft(template, "conversation", [*mark_unlearned(prompt), answer])
-        part = Unrendered(draft, steps_column, partial(step_pieces, parts))
-        return CheckedRow(row, index, readable_text(prompt), (part,))
 
-    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> LabelledSteps:
-        labels = labels_of(row.row, labels_column, steps_column)
-        if int(sequences[0][1].sum()) < len(labels):
-            raise RowProblem(steps_column, "has a step of which the tokenizer leaves nothing")
-        sample = _sample(data, steps_column, sequences[0])
-        kept_labels = labels[: int(sample.loss_mask.sum())]
-        return LabelledSteps(sample, kept_labels, prompt=prompt_number(row.text))
+def _steps_columns(source: SourceConfig) -> tuple[str, str]:
+    assert source.steps is not None and source.labels is not None
+    return source.steps, source.labels
 
-    return load_rows(data, source, template, check, finish, count_rows)
+
+def _check_steps(
+    data: DataConfig, source: SourceConfig, row: RawRow, index: int, template: Template
+) -> CheckedRow:
+    column, _ = _steps_columns(source)
+    prompt, steps = prompt_of(row, source), steps_of(row, column)
+    parts = step_parts(steps, data.step_separator, plain=template.jinja is None)
+    answer = {"role": "assistant", "content": "".join(parts)}
+    draft = Draft(template, "conversation", [*mark_unlearned(prompt), answer])
+    part = Unrendered(draft, column, partial(step_pieces, parts))
+    return CheckedRow(row, index, readable_text(prompt), (part,))
+
+
+def _finish_steps(
+    data: DataConfig, source: SourceConfig, row: CheckedRow, sequences: Sequence[Tokenized]
+) -> list[LabelledSteps]:
+    column, labels_column = _steps_columns(source)
+    labels = labels_of(row.row, labels_column, column)
+    if int(sequences[0][1].sum()) < len(labels):
+        raise RowProblem(column, "has a step of which the tokenizer leaves nothing")
+    sample = _sample(data, column, sequences[0])
+    kept_labels = labels[: int(sample.loss_mask.sum())]
+    return [LabelledSteps(sample, kept_labels, prompt=prompt_number(row.text))]
 
 
 def load_responses(
-    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
+    data: DataConfig, source: SourceConfig, template: Template, observer: Observer = UNSEEN
 ) -> Loaded[LabelledResponse]:
     """Return the labelled responses of a source, in the source's order; errors as `load_samples`.
 
     A pair gives two: the chosen response, which is desirable, then the rejected one, which is not.
     """
     if source.chosen is not None:
-        pairs = load_pairs(data, source, template, count_rows)
-        items = tuple(
-            LabelledResponse(sample, desirable, prompt=pair.prompt)
-            for pair in pairs.items
-            for sample, desirable in ((pair.chosen, True), (pair.rejected, False))
-        )
-        return Loaded(items, pairs.bad_rows, pairs.cut_rows, pairs.stripped, pairs.rendered)
-    field, label_column = turns_field(source), source.label
-    assert label_column is not None
+        kind = _pairs(data, source, "responses of pairs", _both_responses)
+    else:
+        check, finish = partial(_check_response, source), partial(_finish_response, data, source)
+        kind = RowKind("responses", check, finish)
+    return load_rows(data, source, template, kind, observer)
 
-    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        label_of(row, label_column)
-        prompt, answer = answer_of(row, source)
-        draft = Draft(template, "conversation", [*mark_unlearned(prompt), *answer])
-        return CheckedRow(row, index, readable_text(prompt), (Unrendered(draft, field),))
 
-    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> LabelledResponse:
-        sample = _sample(data, field, sequences[0])
-        label = label_of(row.row, label_column)
-        return LabelledResponse(sample, label, prompt=prompt_number(row.text))
+def _label(source: SourceConfig, row: RawRow) -> bool:
+    assert source.label is not None
+    return label_of(row, source.label)
 
-    return load_rows(data, source, template, check, finish, count_rows)
+
+def _check_response(
+    source: SourceConfig, row: RawRow, index: int, template: Template
+) -> CheckedRow:
+    _label(source, row)
+    prompt, answer = answer_of(row, source)
+    draft = Draft(template, "conversation", [*mark_unlearned(prompt), *answer])
+    part = Unrendered(draft, turns_field(source))
+    return CheckedRow(row, index, readable_text(prompt), (part,))
+
+
+def _finish_response(
+    data: DataConfig, source: SourceConfig, row: CheckedRow, sequences: Sequence[Tokenized]
+) -> list[LabelledResponse]:
+    sample = _sample(data, turns_field(source), sequences[0])
+    return [LabelledResponse(sample, _label(source, row.row), prompt=prompt_number(row.text))]
 
 
 def load_prompts(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    count_rows: CountRows = ignore_rows,
-    check_reference: Callable[[object], object] | None = None,
+    observer: Observer = UNSEEN,
+    references: ReferenceCheck | None = None,
     sampling: SamplingConfig | None = None,
     environments: Collection[str] = (),
 ) -> Loaded[Prompt]:
@@ -221,31 +289,46 @@ def load_prompts(
         data: the settings under `data`.
         source: the settings of the source.
         template: the template that renders the messages.
-        count_rows: called with the number of rows after each batch of rows.
-        check_reference: takes a reference as the row has it, and raises DataError if the reference
-            cannot be used. The row is then bad.
+        observer: is told of each batch of rows.
+        references: the check of reference answers; None accepts all.
         sampling: how the prompts are answered. A row with a limit that sampling cannot keep is bad.
         environments: the names of the environments that a row may name.
 
     Raises:
         DataError, ConfigError: as `load_samples`.
     """
-    field, name = turns_field(source), source_name(data, source)
-    prompt_sampling = sampling or SamplingConfig()
+    limits = sampling or SamplingConfig()
+    check = partial(_check_prompt, source, references, limits, environments)
+    finish = partial(_finish_prompt, data, turns_field(source), source_name(data, source))
+    about = [limits.min_new_tokens, limits.max_new_tokens, sorted(environments)]
+    about += [] if references is None else references.made_by
+    alone = references is not None  # it may ask processes of this one
+    kind = RowKind("prompts", check, finish, about, whole=True, alone=alone)
+    return load_rows(data, source, template, kind, observer)
 
-    def check(row: RawRow, index: int, template: Template) -> CheckedRow:
-        prompt = read_prompt(row, index, source, prompt_sampling, environments)
-        if check_reference is not None and (reference := prompt.given_reference) is not None:
-            run_for_field(partial(check_reference, reference), source.reference or "")
-        draft = Draft(template, "prompt", mark_unlearned(prompt.messages))
-        return CheckedRow(row, index, prompt.text, (Unrendered(draft, field),), prompt)
 
-    def finish(row: CheckedRow, sequences: Sequence[Tokenized]) -> Prompt:
-        assert row.prompt is not None
-        tokens = _prompt_tokens(data, field, sequences[0])
-        return replace(row.prompt, tokens=tokens, source=row.prompt.source or name)
+def _check_prompt(
+    source: SourceConfig,
+    references: ReferenceCheck | None,
+    sampling: SamplingConfig,
+    environments: Collection[str],
+    row: RawRow,
+    index: int,
+    template: Template,
+) -> CheckedRow:
+    prompt = read_prompt(row, index, source, sampling, environments)
+    if references is not None and (reference := prompt.given_reference) is not None:
+        run_for_field(partial(references.check, reference), source.reference or "")
+    draft = Draft(template, "prompt", mark_unlearned(prompt.messages))
+    return CheckedRow(row, index, prompt.text, (Unrendered(draft, turns_field(source)),), prompt)
 
-    return load_rows(data, source, template, check, finish, count_rows, whole=True)
+
+def _finish_prompt(
+    data: DataConfig, field: str, name: str, row: CheckedRow, sequences: Sequence[Tokenized]
+) -> list[Prompt]:
+    assert row.prompt is not None
+    tokens = _prompt_tokens(data, field, sequences[0])
+    return [replace(row.prompt, tokens=tokens, source=row.prompt.source or name)]
 
 
 def read_prompt(
@@ -290,8 +373,7 @@ def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:
         )
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
-        # A slice without a copy would keep the whole array alive.
-        tokens, loss_mask = tokens[: data.max_tokens].copy(), loss_mask[: data.max_tokens].copy()
+        tokens, loss_mask = tokens[: data.max_tokens], loss_mask[: data.max_tokens]
     return Sample(tokens, loss_mask)
 
 
@@ -332,7 +414,7 @@ def _prompt_tokens(data: DataConfig, field: str, sequence: Tokenized) -> TokenId
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
         # the end holds the question and the generation prompt
-        tokens = tokens[-data.max_tokens :].copy()
+        tokens = tokens[-data.max_tokens :]
     return tokens
 
 

@@ -6,7 +6,7 @@ Every check raises `RowProblem` with the field's name as the config writes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -32,6 +32,17 @@ class RawRow:
     Parquet and `datasets` give only the columns that the source names, unless one of those is
     missing or whole rows are read.
     """
+
+
+@dataclass(frozen=True)
+class ReferenceCheck:
+    """A check of the reference answers of prompts."""
+
+    check: Callable[[object], object]
+    """Takes a reference as the row has it, and raises DataError if it cannot be used. The row is
+    then bad."""
+    made_by: Sequence[object]
+    """Values for JSON that decide what the check refuses."""
 
 
 SHOWN = 10

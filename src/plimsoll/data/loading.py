@@ -12,14 +12,18 @@ is good: the run counts such rows and reports the count.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Generic, TypeVar
 
+import pyarrow as pa
+import xxhash
+
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
+from plimsoll.data.cache import Entry, Kept, RowFacts, find_entry, keep, read_entry
 from plimsoll.data.fields import BadRow, RawRow, RowProblem, settle
 from plimsoll.data.pieces import (
     SYSTEM_ROLES,
@@ -32,13 +36,15 @@ from plimsoll.data.pieces import (
     quote,
 )
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
+from plimsoll.data.several import MOST_PROCESSES, make_parts
 from plimsoll.data.sources import names_of, read_rows
+from plimsoll.data.stored import StoredRows, encode, hashed_parts
+from plimsoll.data.streamed import StreamedRows, read_blocks
 from plimsoll.data.template import Draft, Template, has_control_tokens, render_drafts
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.records import Prompt
-
-ROWS_AT_ONCE = 256
-"""Rows of one batch. It is small so that a count moves even if rows are slow, as LaTeX is."""
+from plimsoll.machine.host import usable_cores
+from plimsoll.records import Prompt, Row
+from plimsoll.run.numbers import plural
 
 MOST_CHARACTERS = 4_000_000
 """Characters that one sequence may have: about a million tokens of English, which take some 4 s and
@@ -46,29 +52,57 @@ MOST_CHARACTERS = 4_000_000
 """
 
 T = TypeVar("T")
-CountRows = Callable[[int], None]
-"""Takes the number of rows that were read since the last call."""
+ItemT = TypeVar("ItemT", bound=Row | Prompt)
 
 
-def ignore_rows(rows: int) -> None:
+def _ignore(rows: int) -> None:
     """Do nothing with a count of rows."""
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Is told of rows while they are read."""
+
+    count: Callable[[int], None] = _ignore
+    """Takes the number of rows that were read since the last call."""
+    note: Callable[[str], None] = _print
+    """Takes a line for the user, such as that another process is waited for."""
+
+
+UNSEEN = Observer()
+"""Shows no count."""
+
+
+@dataclass(frozen=True)
+class MarkedRows:
+    """Rows of which something is to be reported."""
+
+    rows: int = 0
+    first: str = ""
+    """The place of the first one, as `file:line`."""
+
+    def add(self, more: Sequence[str]) -> MarkedRows:
+        """Return these and further rows."""
+        return MarkedRows(self.rows + len(more), self.first or next(iter(more), ""))
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
     """The items of a source, and what was left out."""
 
-    items: tuple[T, ...]
+    items: Sequence[T]
     bad_rows: tuple[BadRow, ...]
     """The rows that cannot be used; empty unless `data.on_bad_row` is `skip`."""
     cut_rows: int
     """The number of rows cut to `data.max_tokens`; 0 unless `data.over_long` is `truncate`."""
-    stripped: Sequence[str] = ()
-    """The places, as `file:line`, of rows of which the chat template leaves out reasoning that
-    would not be learned."""
-    rendered: Sequence[str] = ()
-    """The places of rows whose text has tokens of the chat template: it seems to be rendered
-    already."""
+    stripped: MarkedRows = MarkedRows()
+    """The rows of which the chat template leaves out reasoning that would not be learned."""
+    rendered: MarkedRows = MarkedRows()
+    """The rows whose text has tokens of the chat template: it seems to be rendered already."""
 
 
 def _keep(pieces: tuple[TextPiece, ...]) -> tuple[TextPiece, ...]:
@@ -114,58 +148,210 @@ class _RenderedRow:
     """Whether the text of a turn has tokens of the chat template."""
 
 
-CheckRow = Callable[[RawRow, int, Template], CheckedRow]
-"""Checks a row. Takes the row, its number, and the template with its tools."""
+@dataclass(frozen=True)
+class RowKind(Generic[ItemT]):
+    """How the rows of a source become items of a kind.
+
+    With functions of modules, or partials of such, other processes can do the work.
+    """
+
+    name: str
+    check: Callable[[RawRow, int, Template], CheckedRow]
+    """Checks a row, or raises RowProblem. Takes the row, its number, and the template with its
+    tools."""
+    finish: Callable[[CheckedRow, Sequence[Tokenized]], Sequence[ItemT]]
+    """Returns the items of a row and its tokenized sequences, or raises RowProblem."""
+    made_by: Sequence[object] = ()
+    """Values for JSON that decide about the items, beside the settings of the source."""
+    whole: bool = False
+    """Whether all columns are read, and not only those that the source names."""
+    divides: bool = False
+    """Whether a row that is too long is divided, so that none is cut."""
+    alone: bool = False
+    """Whether only this process can do the work."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some rows became."""
+
+    batch: pa.RecordBatch | None
+    """The items, in order; None if there are none."""
+    hashed: bytes
+    """What the fingerprint is a hash of."""
+    bad: list[BadRow]
+    cut: int
+    stripped: list[str]
+    rendered: list[str]
+
+
+@dataclass(frozen=True)
+class _Work(Generic[ItemT]):
+    """What makes parts of a source's rows."""
+
+    kind: RowKind[ItemT]
+    template: Template
+    tools: str | None
+    """The column with tools."""
+    longest: int
+    """The setting `data.max_tokens`."""
+
+    def make(self, rows: Sequence[RawRow | BadRow], first: int) -> _Part:
+        """Return what some rows become; `first` is the number of the first of them."""
+        items: list[ItemT] = []
+        part = _Part(None, b"", [], 0, [], [])
+        cut = 0
+        for finished in self._finish_rows(rows, first):
+            if isinstance(finished, BadRow):
+                part.bad.append(finished)
+                continue
+            more, row, longest = finished
+            items += more
+            cut += longest > self.longest and not self.kind.divides
+            place = f"{row.row.row.file}:{row.row.row.line}"
+            part.stripped.extend([place] if row.stripped else [])
+            part.rendered.extend([place] if row.rendered else [])
+        batch = encode(items) if items else None
+        return replace(part, batch=batch, hashed=b"".join(hashed_parts(items)), cut=cut)
+
+    def _finish_rows(
+        self, rows: Sequence[RawRow | BadRow], first: int
+    ) -> Iterator[tuple[Sequence[ItemT], _RenderedRow, int] | BadRow]:
+        """Yield the items of each row, the row, and the tokens of its longest sequence."""
+        kind = self.kind
+
+        def check_row(row: RawRow, index: int) -> CheckedRow:
+            add_tools = partial(self.template.with_tools, tools_of(row.values, self.tools))
+            return kind.check(row, index, run_for_field(add_tools, self.tools or ""))
+
+        checked = [
+            row if isinstance(row, BadRow) else _attempt(row, partial(check_row, row, index))
+            for index, row in enumerate(rows, start=first)
+        ]
+        rendered = _render_rows(checked)
+        sequences = [s for r in rendered if isinstance(r, _RenderedRow) for s in r.sequences]
+        tokenized = iter(self.template.tokenize(sequences))
+        for row in rendered:
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                tokens = [next(tokenized) for _ in row.sequences]
+                items = _attempt(row.row.row, partial(kind.finish, row.row, tokens))
+                longest = max(len(ids) for ids, _ in tokens)
+                yield items if isinstance(items, BadRow) else (items, row, longest)
 
 
 def load_rows(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    check: CheckRow,
-    finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
-    count_rows: CountRows,
-    *,
-    whole: bool = False,
-) -> Loaded[T]:
+    kind: RowKind[ItemT],
+    observer: Observer,
+) -> Loaded[ItemT]:
     """Return the items of a source's rows, with the bad rows listed apart.
 
-    Args:
-        data: the settings under `data`.
-        source: the settings of the source.
-        template: the template of the run.
-        check: checks a row, or raises RowProblem.
-        finish: makes the item of a row and its tokenized sequences, or raises RowProblem.
-        count_rows: called with the number of rows after each batch.
-        whole: whether `check` and `finish` need all columns.
+    Rows that an earlier start, or another process, made of the same source are taken from the
+    cache.
     """
-    items: list[T] = []
+    if source.streaming:
+        return _stream(data, source, template, kind, observer)
+    made_by = [kind.name, source_name(data, source), *kind.made_by]
+    entry = find_entry(data, source, template, made_by)
+    kept = None if entry is None else read_entry(entry, observer.note)
+    return _loaded(*(kept or _make(data, source, template, kind, observer, entry)))
+
+
+def _stream(
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    kind: RowKind[ItemT],
+    observer: Observer,
+) -> Loaded[ItemT]:
+    """Return the items of a stream; its first block has been made."""
+
+    def read() -> Iterator[RawRow | BadRow]:
+        return read_rows(source, whole=kind.whole)
+
+    def make(block: Sequence[RawRow | BadRow]) -> Sequence[ItemT]:
+        quiet = Observer(note=observer.note)
+        try:
+            kept = _make(data, source, template, kind, quiet, None, block)
+        except DataError as error:
+            if data.on_bad_row == "stop":
+                raise
+            observer.note(f"skipped {plural(len(block), 'row')} of a stream: {error}")
+            return ()
+        loaded: Loaded[ItemT] = _loaded(*kept)
+        if bad := loaded.bad_rows:
+            observer.note(f"skipped {plural(len(bad), 'bad row')}, the first {bad[0]}")
+        return loaded.items
+
+    first = next(read_blocks(read))
+    loaded: Loaded[ItemT] = _loaded(*_make(data, source, template, kind, observer, None, first))
+    assert isinstance(loaded.items, StoredRows)
+    return replace(loaded, items=StreamedRows(loaded.items, read, make))
+
+
+def _make(
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    kind: RowKind[ItemT],
+    observer: Observer,
+    entry: Entry | None,
+    block: Sequence[RawRow | BadRow] | None = None,
+) -> Kept:
+    """Make the items of a source, keep them in the cache, and return them with their facts.
+
+    `block` has the rows of a block of a stream, which are checked as they are; None reads all.
+    """
+    work = _Work(kind, template, source.tools, data.max_tokens)
     bad: list[BadRow] = []
     present: dict[str, None] = {}
-    stripped: list[str] = []
-    rendered: list[str] = []
+    stripped, rendered = MarkedRows(), MarkedRows()
     read, cut, key = 0, 0, source_key(data, source)
-    rows = read_rows(source, whole=whole)
-    while part := list(islice(rows, ROWS_AT_ONCE)):
-        present |= _columns_of(part)
-        for finished in _finish_rows(part, read, source.tools, template, check, finish):
-            if isinstance(finished, BadRow):
-                bad.append(finished)
-                continue
-            item, row, longest = finished
-            items.append(item)
-            cut += longest > data.max_tokens
-            place = f"{row.row.row.file}:{row.row.row.line}"
-            stripped += [place] if row.stripped else []
-            rendered += [place] if row.rendered else []
-        read += len(part)
-        count_rows(len(part))
-        if data.on_bad_row == "stop":  # a missing column stops the run: no need to read on
-            check_columns(source, present, key)
-    # Only some rows may have tools, so this column is checked after all rows are read.
-    check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
-    settle(source.path, read, bad, data.on_bad_row)
-    return Loaded(tuple(items), tuple(bad), cut, stripped, rendered)
+    digest = xxhash.xxh3_64()
+
+    def make_batches() -> Iterator[pa.RecordBatch]:
+        nonlocal present, stripped, rendered, read, cut
+        rows = read_rows(source, whole=kind.whole) if block is None else iter(block)
+        most = data.processes or min(usable_cores(), MOST_PROCESSES)
+        processes = 1 if kind.alone or block else most
+        for raw, part in make_parts(rows, work.make, processes):
+            present |= _columns_of(raw)
+            bad.extend(part.bad)
+            cut += part.cut
+            stripped, rendered = stripped.add(part.stripped), rendered.add(part.rendered)
+            digest.update(part.hashed)
+            read += len(raw)
+            observer.count(len(raw))
+            if data.on_bad_row == "stop":  # a missing column stops the run: no need to read on
+                check_columns(source, present, key)
+            if part.batch is not None:
+                yield part.batch
+        # Only some rows may have tools, so this column is checked after all rows are read.
+        if block is None:
+            check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
+        settle(source.path, read, bad, data.on_bad_row)
+
+    def facts() -> RowFacts:
+        return {
+            "bad_rows": [vars(row) for row in bad],
+            "cut_rows": cut,
+            "stripped": vars(stripped),
+            "rendered": vars(rendered),
+            "fingerprint": digest.hexdigest(),
+        }
+
+    return keep(make_batches(), facts, entry, observer.note)
+
+
+def _loaded(batches: Sequence[pa.RecordBatch], facts: RowFacts) -> Loaded[ItemT]:
+    items: StoredRows[ItemT] = StoredRows(batches, facts["fingerprint"])
+    bad_rows = tuple(BadRow(**row) for row in facts["bad_rows"])
+    marked = (MarkedRows(**facts[name]) for name in ("stripped", "rendered"))
+    return Loaded(items, bad_rows, facts["cut_rows"], *marked)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:
@@ -184,41 +370,6 @@ def _columns_of(part: Sequence[RawRow | BadRow]) -> dict[str, None]:
     rows = [row.values for row in part if isinstance(row, RawRow)]
     names = dict.fromkeys(name for values in rows for name in values)
     return names | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
-
-
-def _finish_rows(
-    rows: Sequence[RawRow | BadRow],
-    first: int,
-    tools: str | None,
-    template: Template,
-    check: CheckRow,
-    finish: Callable[[CheckedRow, Sequence[Tokenized]], T],
-) -> Iterator[tuple[T, _RenderedRow, int] | BadRow]:
-    """Yield the item of each row, the row, and the tokens of its longest sequence; in order.
-
-    `first` is the number of the first of these rows in the source, `tools` the column with tools.
-    """
-
-    def check_row(row: RawRow, index: int) -> CheckedRow:
-        add_tools = partial(template.with_tools, tools_of(row.values, tools))
-        return check(row, index, run_for_field(add_tools, tools or ""))
-
-    checked = [
-        row if isinstance(row, BadRow) else _attempt(row, partial(check_row, row, index))
-        for index, row in enumerate(rows, start=first)
-    ]
-    rendered = _render_rows(checked)
-    tokenized = iter(
-        template.tokenize([s for r in rendered if isinstance(r, _RenderedRow) for s in r.sequences])
-    )
-    for row in rendered:
-        if isinstance(row, BadRow):
-            yield row
-        else:
-            sequences = [next(tokenized) for _ in row.sequences]
-            item = _attempt(row.row.row, partial(finish, row.row, sequences))
-            longest = max(len(tokens) for tokens, _ in sequences)
-            yield item if isinstance(item, BadRow) else (item, row, longest)
 
 
 def _render_rows(rows: Sequence[CheckedRow | BadRow]) -> list[_RenderedRow | BadRow]:
@@ -359,6 +510,14 @@ def _find_missing(texts: Sequence[_TurnText], rendered: str) -> Iterator[_TurnTe
     missing. White space does not count, as many templates trim it. A text may be written as it is
     or within a JSON string.
     """
+    place = 0
+    for part in sorted(texts, key=lambda part: part.number):  # nearly always, all come so
+        dense = dense_text(part.text)
+        if (place := rendered.find(dense, place)) < 0:
+            break
+        place += len(dense)
+    else:
+        return
     expected: Counter[str] = Counter()
     for part in sorted(texts, key=_omission_order):
         as_is = dense_text(part.text)

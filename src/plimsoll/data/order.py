@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from plimsoll.records import Ints
 
+ENDLESS = 2**40
+"""The number of rows of a stream: more than any run draws."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ascending:
@@ -111,16 +114,21 @@ class MixedOrder:
         offset = 0
         for source, portion in enumerate(self.portions):
             here = np.flatnonzero(sources == source)
-            order = DataOrder(portion.rows, self.seed, self.shuffle, source, portion.by)
+            shuffle = self.shuffle and portion.rows < ENDLESS  # a stream shuffles by itself
+            order = DataOrder(portion.rows, self.seed, shuffle, source, portion.by)
             indices[here] = offset + order.indices(draws_before[source], len(here))
             offset += portion.rows
         return indices
 
     def epochs(self, position: int) -> dict[str, float]:
-        """Return the number of epochs (a float) of each source before a position, by its name."""
+        """Return the number of epochs (a float) of each source before a position, by its name.
+
+        Streams have none, as the number of their rows is not known.
+        """
         first, sources = self._sources(position, position)
         draws_before = self._draws_before(position, first, sources)
-        return {p.name: n / p.rows for p, n in zip(self.portions, draws_before, strict=True)}
+        counted = zip(self.portions, draws_before, strict=True)
+        return {p.name: n / p.rows for p, n in counted if p.rows < ENDLESS}
 
     def _sources(self, start: int, stop: int) -> tuple[list[int], Ints]:
         """Compute the source of every position around start, ..., stop.

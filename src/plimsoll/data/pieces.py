@@ -107,11 +107,11 @@ def join_plain(turns: Messages) -> tuple[TextPiece, ...]:
     return tuple(pieces)
 
 
-def check_calls(turns: Messages, text: str) -> None:
-    """Raise DataError for a tool call that the text of its conversation leaves out."""
+def check_calls(turns: Messages, text: str, end: int | None = None) -> None:
+    """Raise DataError for a tool call that its conversation's text, up to `end`, leaves out."""
     for call in (call for turn in turns for call in turn.get("tool_calls", ())):
         name = tool_name(call)
-        if name not in text:
+        if text.find(name, 0, end) < 0:
             raise DataError(
                 f"calls the tool {name!r}, and the chat template leaves calls out: write it into"
                 f" the content, or set `data.chat_template` to a template that has them"
@@ -297,10 +297,11 @@ def _mark(piece: TextPiece, ids: list[int], offsets: list[TextSpan], end: int | 
     closing = [end] if piece.closed else []
     tokens = np.array(ids + closing, dtype=np.int32)
     starts = np.array([start for start, _ in offsets], dtype=np.int64)
-    loss_mask = np.zeros(len(tokens), dtype=np.bool_)
-    for start, stop in piece.loss_spans:
-        loss_mask[: len(ids)] |= (starts >= start) & (starts < stop)
-    loss_mask[len(ids) :] = True
+    loss_mask = np.ones(len(tokens), dtype=np.bool_)
+    begins, ends = np.sort(np.array(piece.loss_spans, dtype=np.int64).reshape(-1, 2), axis=0).T
+    # More ranges have begun than have ended.
+    begun, ended = (np.searchsorted(borders, starts, "right") for borders in (begins, ends))
+    loss_mask[: len(ids)] = begun > ended
     loss_mask[-1:] |= piece.scored
     return tokens, loss_mask
 

@@ -158,9 +158,8 @@ def _read(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRow]:
         return _read_saved(path, source.split, columns)
     if path.is_dir():
         return (row for file in files_of(path, source.split) for row in _read_file(file, columns))
-    looks_like_file = path.name.lower().endswith(SUFFIXES)
-    if HUB_NAME.fullmatch(source.path) and not looks_like_file:
-        return _read_hub(source, columns)
+    if is_hub_name(source.path):
+        return _table_rows(source.path, load_hub(source), columns)
     raise ConfigError(_missing(path))
 
 
@@ -190,6 +189,11 @@ def _read_file(path: Path, columns: Columns) -> Iterator[RawRow | BadRow]:
         f" give a file that ends in {', '.join(SUFFIXES)} (unpack it first if it is compressed"
         f" otherwise)."
     )
+
+
+def is_hub_name(path: str) -> bool:
+    """Return whether a path where nothing is may be the name of a data set of the hub."""
+    return HUB_NAME.fullmatch(path) is not None and not path.lower().endswith(SUFFIXES)
 
 
 def is_data(file: Path) -> bool:
@@ -311,13 +315,14 @@ def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[RawRow | B
     return _table_rows(str(path), saved, columns)
 
 
-def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRow]:
+def load_hub(source: SourceConfig) -> Any:
+    """Return a data set of the hub, from its cache if it is there; raise ConfigError."""
     import datasets  # slow to import and needed only here
 
     path, name, split = source.path, source.name, source.split
     try:
         # datasets >= 4 never runs code of a data set.
-        loaded = datasets.load_dataset(path, name, split=split)
+        return datasets.load_dataset(path, name, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(
             f"`{path}` is no file or directory here, and as a data set of the hub (split `{split}`"
@@ -325,7 +330,6 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[RawRow | BadRo
             f" of a file or directory, or check path, `name`, `split` and the network."
             f"{nearest_file(Path(path))}"
         ) from error
-    return _table_rows(path, loaded, columns)
 
 
 def _table_rows(file: str, table: Any, columns: Columns) -> Iterator[RawRow | BadRow]:

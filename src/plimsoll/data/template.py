@@ -372,14 +372,18 @@ def _marked_spans(draft: Draft, rendering: Rendering) -> Iterator[TextSpan]:
 def _turn_spans(draft: Draft, rendering: Rendering) -> Iterator[TextSpan]:
     """Yield the ranges of learned turns, from the generation prompt before each to its end."""
     learned = [i for i, turn in enumerate(draft.turns) if is_learned(turn)]
-    beginnings = (begun for begun, _ in rendering.beginnings())
+    text, whole = rendering.text, (len(rendering.text), "", 0)
+    parts, checked = iter(rendering.parts), 0
     for i in learned:
-        before, after = next(beginnings), next(beginnings, rendering.text)
-        check_begins(rendering.text, after, turn=i + 1)
-        check_begins(after, before, turn=i + 1)
-        check_tools(draft.template.tools, before)  # later text may have a tool's name by chance
-        check_calls(draft.turns[:i], before)
-        yield without_tail(rendering.text, (len(before), len(after)), draft.template.specials)
+        (before, lacks, _), (after, differs, _) = next(parts), next(parts, whole)
+        if differs or lacks or before > after:
+            check_begins(text, text[:after] + differs, turn=i + 1)
+            check_begins(text[:after], text[:before] + lacks, turn=i + 1)
+        if not checked:  # later text may have a tool's name by chance
+            check_tools(draft.template.tools, text[:before])
+        check_calls(draft.turns[checked:i], text, before)
+        checked = i
+        yield without_tail(text, (before, after), draft.template.specials)
 
 
 def make_template(

@@ -51,6 +51,7 @@ JOB = Job(
     roles=_roles,
     workload=lambda config: sequences_of(config.batch, config.data),
     columns=sft_source,
+    streams=True,
     evaluation=lambda config: Evaluation(
         {"loss": "lowest", "perplexity": "lowest", "divergence": "lowest", "nll": None}
     ),

@@ -80,6 +80,7 @@ JOB = Job(
     roles=_roles,
     workload=lambda config: pairs_of(config.batch, config.data),
     columns=pair_source,
+    streams=True,
     evaluation=_evaluation,
     loop="plimsoll.jobs.dpo_loop",
     choices=lambda config: {"preference_loss": config.algorithm.loss},

@@ -24,6 +24,7 @@ from plimsoll.algorithm.figures import separation_effect, separation_interval, s
 from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
+from plimsoll.data.stored import column_of
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.jobs.roles import REFERENCE
@@ -66,7 +67,7 @@ def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
 
 def check_labels(rows: Sequence[LabelledResponse]) -> None:
     """Raise DataError if all rows have the same label, because KTO learns to tell labels apart."""
-    labels = {row.desirable for row in rows}
+    labels = set(column_of(rows, "desirable").tolist())
     if len(labels) == 1:
         word = "desirable" if labels == {True} else "undesirable"
         every = "The only row" if len(rows) == 1 else f"Every one of the {len(rows):,} rows"

@@ -29,6 +29,7 @@ from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.cluster import NO_OWN_RANKS, OwnNodes
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import KlConfig, RlConfig
+from plimsoll.data.stored import JoinedRows
 from plimsoll.jobs.rl import reward_models
 from plimsoll.jobs.roles import CRITIC, TEACHER
 from plimsoll.machine.faults import fault_point
@@ -98,7 +99,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         return
     kinds = open_kinds(spec.config.environments)
     with open_rewards(spec.config.rewards, keeps_bad_numbers=True) as scorer:
-        load = partial(load_prompt_data, check_reference=scorer.check_reference)
+        load = partial(load_prompt_data, references=scorer.references)
 
         def open_source(work: RlWork, hosts: RewardHosts | None) -> Source:
             spread = scorer.on_hosts(hosts)
@@ -117,7 +118,7 @@ def _train(
         spec,
         planned,
         lambda session: load(session, session.spec),
-        lambda data: start(spec, (*data.train, *data.eval)),
+        lambda data: start(spec, JoinedRows([data.train, data.eval])),
     ) as work:
         wake_sleeping_ranks(work.cluster, spec)
         load_roles(work)
@@ -380,12 +381,12 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
         spec = _with_fewest_ranks(spec)
         refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
         kinds = open_kinds(spec.config.environments)
-        loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
+        loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.references))
         environments = set_up(spec, kinds, scorer)
         held_out = {key: result.items for key, result in loaded.items()}
         expected = sum(s.responses * len(held_out[s.key]) for s in spec.eval_sets)
         with (
-            closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
+            closing(start(spec, JoinedRows([*held_out.values()]))) as cluster,
             counting("answers", expected, sys.stdout) as advance,
             cluster.reward_hosts() as hosts,
         ):

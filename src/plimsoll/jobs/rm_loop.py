@@ -9,7 +9,6 @@ Both responses of a pair are in the same pack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +20,10 @@ from plimsoll.algorithm.figures import calibrate_pairs
 from plimsoll.algorithm.inputs import RewardLossInputs
 from plimsoll.algorithm.preference import in_pairs, reward_objective
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.dataset import load_pairs
-from plimsoll.data.loading import CountRows, Loaded, ignore_rows
-from plimsoll.data.template import Template
+from plimsoll.data.dataset import load_scored_pairs
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.policy import at_ends
-from plimsoll.records import BatchCounts, Floats, Pair, Sample
+from plimsoll.records import BatchCounts, Floats, Pair
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.readings import Planned
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
@@ -47,24 +43,6 @@ def run(spec: RunSpec[RmConfig], planned: Planned) -> None:
     with work_on_rows(spec, planned, load_scored_pairs) as work:
         load_scorer(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
-
-
-def load_scored_pairs(
-    data: DataConfig, source: SourceConfig, template: Template, count_rows: CountRows = ignore_rows
-) -> Loaded[Pair]:
-    """Return the pairs of `load_pairs`; each loss mask marks only the token that is scored."""
-    loaded = load_pairs(data, source, template, count_rows)
-    pairs = (
-        replace(pair, chosen=cut_to_response(pair.chosen), rejected=cut_to_response(pair.rejected))
-        for pair in loaded.items
-    )
-    return replace(loaded, items=tuple(pairs))
-
-
-def cut_to_response(sample: Sample) -> Sample:
-    """Return the sample cut after its last learned token; only this token is marked."""
-    end = int(np.flatnonzero(sample.loss_mask)[-1])
-    return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 
 def learn(work: RmWork, batch: Sequence[Pair]) -> OptimizerStep:

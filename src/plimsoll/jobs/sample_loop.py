@@ -47,7 +47,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         open_work(
             spec,
             planned,
-            lambda session: load_prompt_data(session, session.spec, scorer.check_reference),
+            lambda session: load_prompt_data(session, session.spec, scorer.references),
             lambda data: start(spec, data.train),
         ) as work,
         work.cluster.reward_hosts() as hosts,

@@ -42,6 +42,7 @@ JOB = Job(
     roles=lambda config: [actor(config.actor, "policy")],
     workload=lambda config: sequences_of(config.batch, config.data),
     columns=sft_source,
+    streams=True,
     evaluation=lambda config: Evaluation({"loss": "lowest", "perplexity": "lowest"}),
     loop="plimsoll.jobs.sft_loop",
     rows=lambda config: {"learned": config.algorithm.learned_tokens},

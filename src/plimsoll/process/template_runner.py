@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 import signal
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ CPU_SECONDS = 2.0
 """The most processor time for compiling a template, and for each rendering."""
 MOST_BYTES = 7 * 2**20
 """The most bytes of JSON in one answer, below the limit of a line."""
+FEW_BEGINNINGS = 4
+"""Up to so many beginnings are rendered by themselves."""
 _QUOTED = 40
 """Characters of a difference that an error message quotes."""
 _LONGEST_REASON = 1000
@@ -75,23 +78,65 @@ def _render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any
     turns = request["turns"]
     values = {**request["values"], "strftime_now": _clock(request["date"])}
     text, spans = _render_once(template, turns, request["asks"], values)
+    followed: dict[tuple[int, bool], tuple[int, str, int]] = {}
+    if len(request["beginnings"]) > FEW_BEGINNINGS:
+        for asks in {asks for _, asks in request["beginnings"]}:
+            followed |= _follow_beginnings(template, turns, asks, values, text)
     beginnings = []
     for length, asks in request["beginnings"]:
+        if (length, asks) in followed:
+            beginnings.append(followed[length, asks])
+            continue
         begun, marks = _render_once(template, turns[:length], asks, values)
         alike = len(begun) if text.startswith(begun) else _count_alike(text, begun)
         beginnings.append((alike, begun[alike : alike + _QUOTED], len(marks)))
     return {"text": text, "spans": spans, "beginnings": beginnings}
 
 
+def _follow_beginnings(
+    template: jinja2.Template, turns: list[Any], asks: bool, values: dict[str, Any], text: str
+) -> dict[tuple[int, bool], tuple[int, str, int]]:
+    """Return the beginnings that one rendering shows, as `_render` does, by length and `asks`.
+
+    A template is a program without side effects. As long as it has only looked at the first k
+    turns, it has written what it writes for these alone. If it then asks for the next turn where an
+    iteration of its loop ends, the loop would end there for k turns, and what follows the loop is
+    the same for any number of turns, as `_following` has seen.
+    """
+    follower = _Follower(_marks_of(template))
+    try:
+        shown, _ = _render_once(template, turns, asks, values)
+        followed, _ = _render_once(template, _Turns(turns, follower), asks, values)
+    except Exception:  # noqa: BLE001  what refuses some of the turns may take fewer
+        return {}
+    places, whole = follower.places, len(turns)
+    if not template.globals[_CONSTANT] or followed != shown or follower.looked_back:
+        return {}
+    if whole not in places:
+        return {}
+    end, marks_before_end = places[whole]
+    rest, marks_after = shown[end:], len(follower.marks.spans) - marks_before_end
+    common = len(text) if text.startswith(shown) else _count_alike(text, shown)
+    found = {}
+    for length, (place, marks) in places.items():
+        if place > common or length < whole - follower.marks.ended:  # another loop asked for it
+            continue
+        more = len(rest)
+        if not text.startswith(rest, place):
+            more = _count_alike(text[place : place + more], rest)
+        quoted = rest[more : more + _QUOTED]
+        found[length, asks] = (place + more, quoted, marks + marks_after)
+    return found
+
+
 def _render_once(
-    template: jinja2.Template, turns: list[Any], asks: bool, values: dict[str, Any]
+    template: jinja2.Template, turns: Sequence[Any], asks: bool, values: dict[str, Any]
 ) -> tuple[str, list[tuple[int, int]]]:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     random.seed(0)  # jinja's `random` then picks the same for the same turns
     blocks: list[str] = []
     spans: list[tuple[int, int]] = []
-    marks = next(e for e in template.environment.extensions.values() if isinstance(e, _Marks))
-    marks.blocks, marks.spans = blocks, spans
+    _marks_of(template).begin(blocks, spans)
     blocks.extend(template.generate(messages=turns, add_generation_prompt=asks, **values))
     return "".join(blocks), spans
 
@@ -102,12 +147,35 @@ def _count_alike(first: str, second: str) -> int:
     return bisect_left(most, True, key=lambda length: first[:length] != second[:length])
 
 
+def _marks_of(template: jinja2.Template) -> _Marks:
+    return next(e for e in template.environment.extensions.values() if isinstance(e, _Marks))
+
+
 class _Marks(Extension):  # type: ignore[misc]  # jinja is not typed here
     """The statement `generation`, which notes where its text begins and ends."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's own way
     blocks: list[str]
     spans: list[tuple[int, int]]
+    ended = 0
+    """Iterations of the template's last loop that have come to their end."""
+    _counted = _length = 0
+
+    def begin(self, blocks: list[str], spans: list[tuple[int, int]]) -> None:
+        """Note what is rendered next into these lists."""
+        self.blocks, self.spans = blocks, spans
+        self.ended = self._counted = self._length = 0
+
+    def place(self) -> int:
+        """Return the number of characters that are written."""
+        self._length += sum(map(len, self.blocks[self._counted :]))
+        self._counted = len(self.blocks)
+        return self._length
+
+    def end_iteration(self) -> str:
+        """Note the end of an iteration; a template calls it, and writes nothing."""
+        self.ended += 1
+        return ""
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Return a block that calls `_mark` with its text."""
@@ -117,9 +185,111 @@ class _Marks(Extension):  # type: ignore[misc]  # jinja is not typed here
 
     def _mark(self, caller: Callable[[], str]) -> str:
         text = caller()
-        begin = sum(map(len, self.blocks))
+        begin = self.place()
         self.spans.append((begin, begin + len(text)))
         return text
+
+
+class _Follower:
+    """Notes which turns a template has looked at, and where it asks for the next one.
+
+    Attributes:
+        places: By number of turns: the characters and marks that were written when the turn after
+            these was last asked for, if an iteration ended there and no later turn was known.
+        looked_back: Whether turns were looked at after the loop.
+    """
+
+    def __init__(self, marks: _Marks) -> None:
+        self.marks = marks
+        self.places: dict[int, tuple[int, int]] = {}
+        self.looked_back = False
+        self._ended = False
+        self._known: float = 0
+
+    def look(self, turns: float) -> None:
+        """Note that a template has looked at so many turns."""
+        self._known = max(self._known, turns)
+        self.looked_back |= self._ended
+
+    def ask(self, number: int, yielded: int, last: bool) -> None:
+        """Note that the turn of this number, from 0, is asked for after so many iterations."""
+        self.places.pop(number, None)
+        if self.marks.ended == yielded and self._known <= number:
+            self.places[number] = self.marks.place(), len(self.marks.spans)
+        self.look(number + 1)
+        self._ended |= last
+
+
+class _Turns(Sequence[Any]):
+    """A conversation's turns from one on, which tells a follower how they are looked at."""
+
+    def __init__(self, turns: list[Any], follower: _Follower, first: int = 0) -> None:
+        self._turns, self._follower, self._first = turns, follower, first
+
+    def _all(self) -> list[Any]:
+        self._follower.look(math.inf)
+        return self._turns[self._first :]
+
+    def __bool__(self) -> bool:
+        self._follower.look(self._first + 1)
+        return len(self._turns) > self._first
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == other
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self._first, len(self._turns)):
+            self._follower.ask(number, number - self._first, last=False)
+            yield self._turns[number]
+        self._follower.ask(len(self._turns), len(self._turns) - self._first, last=True)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start = index.start or 0
+            if index.stop is None and index.step is None and start >= 0:
+                return _Turns(self._turns, self._follower, self._first + start)
+        elif 0 <= index < len(self._turns) - self._first:
+            self._follower.look(self._first + index + 1)
+            return self._turns[self._first + index]
+        return self._all()[index]
+
+
+_CONSTANT = " what follows the last loop is constant"
+_CALLED = ("raise_exception", "strftime_now", "namespace", "range", "dict")
+"""Functions that give the same whenever they are called."""
+
+
+def _watch_last_loop(template: nodes.Template, end_iteration: nodes.Expr) -> bool:
+    """Have the template's last loop tell of the end of each iteration.
+
+    Returns:
+        Whether what follows the loop is the same for any number of its iterations.
+    """
+    loops = [i for i, node in enumerate(template.body) if isinstance(node, nodes.For)]
+    if not loops:
+        return False
+    loop, rest = template.body[loops[-1]], template.body[loops[-1] + 1 :]
+    changed = {ref.name for ref in template.find_all(nodes.NSRef)}
+    names = {name.name for node in rest for name in _all(node, nodes.Name)}
+    called = {call.node for node in rest for call in _all(node, nodes.Call)}
+    simple = all(isinstance(f, nodes.Name) and f.name in _CALLED for f in called)
+    drawn = any(f.name == "random" for f in template.find_all(nodes.Filter))
+    kept = any(name.name in ("cycler", "joiner") for name in template.find_all(nodes.Name))
+    end = nodes.Output([end_iteration]).set_lineno(loop.lineno)
+    loop.body.append(end.set_environment(template.environment))
+    return simple and not (loop.else_ or loop.test or names & changed or drawn or kept)
+
+
+def _all(node: nodes.Node, kind: type[nodes.Node]) -> list[Any]:
+    return [*node.find_all(kind), *([node] if isinstance(node, kind) else [])]
 
 
 @functools.lru_cache
@@ -131,7 +301,10 @@ def _compile(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _refuse}
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-    return environment.from_string(source)
+    parsed = environment.parse(source)
+    marks = next(e for e in environment.extensions.values() if isinstance(e, _Marks))
+    constant = _watch_last_loop(parsed, marks.call_method("end_iteration"))
+    return environment.from_string(parsed, {_CONSTANT: constant})
 
 
 def _to_json(

@@ -281,6 +281,7 @@ class Job(Generic[ConfigT]):
         sampling: returns the work of its engines; None if the job learns from data.
         rows: returns the settings, besides those of `data`, that change how a row is encoded.
         has_steps: whether its rows have steps, with a separator.
+        streams: whether it can learn from rows of which it sees only some at a time.
         start: the settings of a first config besides data and model, by dotted key; MODEL stands
             for the model's path.
         presets: the presets that its config may name.
@@ -301,6 +302,7 @@ class Job(Generic[ConfigT]):
     sampling: Callable[[ConfigT], Sampling | None] = field(default=lambda config: None)
     rows: Callable[[ConfigT], Mapping[str, object]] = field(default=lambda config: {})
     has_steps: bool = False
+    streams: bool = False
     start: Mapping[str, object] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset: str | None = None

@@ -15,8 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+import xxhash
 
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
@@ -173,6 +176,17 @@ def reference_check(reward: partial[Any]) -> Check | None:
     """Return a reward's check of references with its options bound; None if it needs none."""
     check, unless = getattr(reward.func, _ATTRIBUTE, (None, None))
     return None if check is None or unless in reward.keywords else _with_options(check, reward)
+
+
+def describe_check(check: Check) -> list[str]:
+    """Return what tells a check of references from others: its name, options and source file."""
+    function = inspect.unwrap(getattr(check, "func", check))
+    name = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+    options = repr(sorted(getattr(check, "keywords", {}).items()))
+    with suppress(TypeError, OSError):  # no function of Python, or its file is gone
+        code = Path(inspect.getsourcefile(function) or "").read_bytes()
+        return [name, options, xxhash.xxh3_128_hexdigest(code)]
+    return [name, options]
 
 
 def voting_of(rewards: Mapping[str, Choice], part: str) -> Voting | None:

@@ -20,7 +20,7 @@ import httpx
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import ENVIRONMENT
-from plimsoll.data.fields import reference_text
+from plimsoll.data.fields import ReferenceCheck, reference_text
 from plimsoll.errors import ConfigError, DataError, PlimsollError, failure
 from plimsoll.machine.host import usable_cores
 from plimsoll.process.child import processes_at_once
@@ -41,6 +41,7 @@ from plimsoll.reward.outcome import (
 )
 from plimsoll.reward.references import (
     Check,
+    describe_check,
     helper_process,
     reference_check,
 )
@@ -361,6 +362,12 @@ class Scorer:
         """Check a reference with every rule; raise the errors of `Rule.check_reference`."""
         for rule in self.rules:
             rule.check_reference(reference)
+
+    @property
+    def references(self) -> ReferenceCheck | None:
+        """The check of references by all rules; None if no rule has one."""
+        checks = [[rule.name, *describe_check(rule.check)] for rule in self.rules if rule.check]
+        return ReferenceCheck(self.check_reference, checks) if checks else None
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
         """Add the finite values of an optimizer step to the moments of each normalised reward."""

@@ -72,15 +72,11 @@ def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:
     Before a model is loaded, raises ConfigError or SettingsConflict if steps are missing in the
     stored run, or if its tokens mean another text to the actor's tokenizer.
     """
-    data = load_prompt_data(session, spec, _accept)
+    data = load_prompt_data(session, spec)
     known = replace(spec, rows=len(data.train))  # run.epochs now says how many steps there are
     refuse(check_replayed(known))
     _check_tokens(known)
     return data
-
-
-def _accept(reference: object) -> None:
-    """Accept any reference answer, for no reward reads it."""
 
 
 def _check_tokens(spec: RunSpec[RlConfig]) -> None:

@@ -196,7 +196,7 @@ def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[
     They are the beginnings of the first prompts of the data with at least two tokens, because a
     sequence's first token has no log-prob. If all prompts have one token, two of them are joined.
     """
-    long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
-    pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])
-    probe = (long_enough or [pair])[: spec.config.rollout.sync.probe_sequences]
+    long_enough = (prompt.tokens for prompt in prompts if len(prompt.tokens) > 1)
+    probe = [*islice(long_enough, spec.config.rollout.sync.probe_sequences)]
+    probe = probe or [np.concatenate([prompts[0].tokens, prompts[-1].tokens])]
     return [tokens[:_PROBE_TOKENS].astype(np.int64) for tokens in probe]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,10 @@ from plimsoll.config.files import nearest
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
-from plimsoll.data.loading import CountRows, Loaded, source_key
+from plimsoll.data.fields import ReferenceCheck
+from plimsoll.data.loading import Loaded, Observer, source_key
 from plimsoll.data.order import Ascending, MixedOrder, Portion
+from plimsoll.data.stored import JoinedRows, column_of, number_prompt, token_counts
 from plimsoll.data.template import Template
 from plimsoll.errors import ConfigError
 from plimsoll.model.disturbance import ROUNDING
@@ -41,22 +43,24 @@ RlWork = Work[RlConfig, Prompt]
 
 
 def load_prompt_data(
-    session: RunSession, spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
+    session: RunSession, spec: RunSpec[RlConfig], references: ReferenceCheck | None = None
 ) -> RlData:
     """Return the prompts of all sources, to learn on and held out.
 
-    Raises ConfigError if `check_reference` refuses a reference answer, if a step needs more prompts
+    Raises ConfigError if a reference answer is refused by its check, if a step needs more prompts
     than there are, or if the template's end of turn does not end a response.
     """
 
     def check(reference: object) -> None:
         session.stop_if_asked(session.state.step)  # thousands may take a minute
-        check_reference(reference)
+        assert references is not None
+        references.check(reference)
 
-    data = load_data(session, prompt_loader(spec, check))
-    if len(data.order.portions) > 1:  # each source numbers its rows from 0
-        data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
+    interrupted = None if references is None else replace(references, check=check)
+    data = load_data(session, prompt_loader(spec, interrupted))
     data = replace(data, order=_order_portions(data.order, data.train))
+    if len(data.order.portions) > 1:  # each source numbers its rows from 0
+        data = replace(data, train=JoinedRows([data.train], number_prompt))
     _check_best(spec, data.held_out)
     for portion in data.order.portions:
         _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
@@ -79,29 +83,28 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
 
 def _order_portions(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
     """Return the order in which sources with `order_by` numbers are drawn by these, ascending."""
-    portions, first = [], 0
+    portions, first, levels = [], 0, column_of(prompts, "order_by")
     for portion in order.portions:
-        numbers = [
-            p.order_by for p in prompts[first : first + portion.rows] if p.order_by is not None
-        ]
-        portions.append(replace(portion, by=Ascending(np.array(numbers)) if numbers else None))
+        numbers = levels[first : first + portion.rows]
+        by = None if np.isnan(numbers).any() else Ascending(numbers)
+        portions.append(replace(portion, by=by))
         first += portion.rows
     return replace(order, portions=tuple(portions))
 
 
 def prompt_loader(
-    spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
+    spec: RunSpec[RlConfig], references: ReferenceCheck | None = None
 ) -> LoadRows[Prompt]:
     """Return the function that reads prompts; it refuses a template whose turns end no response."""
     samplings = {eval_set.key: eval_set.sampling for eval_set in spec.eval_sets}
 
     def load(
-        data: DataConfig, source: SourceConfig, template: Template, seen: CountRows
+        data: DataConfig, source: SourceConfig, template: Template, observer: Observer
     ) -> Loaded[Prompt]:
         check_turn_end(template, spec.actor.model, spec.config.rollout.sampling)
         sampling = samplings.get(source_key(data, source), spec.config.rollout.sampling)
         known = spec.config.environments
-        return load_prompts(data, source, template, seen, check_reference, sampling, known)
+        return load_prompts(data, source, template, observer, references, sampling, known)
 
     return load
 
@@ -115,7 +118,7 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
         )
 
 
-def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
+def start(spec: RunSpec[RlConfig], prompts: Sequence[Prompt]) -> Cluster:
     """Start the ranks and, if the run samples, engines that take the longest of these prompts."""
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
@@ -140,14 +143,14 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
     return start_cluster(spec.cluster, specs)
 
 
-def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
+def longest_sequence(spec: RunSpec[RlConfig], prompts: Sequence[Prompt]) -> int:
     """Return the most tokens of a prompt with its response, which engines must take.
 
     With environments, a prompt may have up to data.max_tokens: it also holds the text of the
     environment's `reset` and its tools.
     """
     assert spec.sampling is not None, "asked of a run that samples"
-    longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
+    longest = int(token_counts(prompts).max(initial=2))  # 2: the shortest probe
     if spec.sampling.environments:
         longest = max(longest, spec.data.max_tokens)
     return longest + max(spec.sampling.longest_responses.values())

@@ -207,6 +207,11 @@ class RunDirectory:
             raise ConfigError(f"{self.path} has no trajectories of step {number}. {kept}.")
         return number, files[number]
 
+    @property
+    def streams_path(self) -> Path:
+        """The file with the numbers of items in the blocks of streams of rows."""
+        return self.path / "streams.jsonl"
+
     def bad_path(self, step: int) -> Path:
         """Return the path of the Parquet file with what a bad step would have learned from."""
         return self.path / "bad" / f"step-{step:06d}.parquet"

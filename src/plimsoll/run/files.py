@@ -45,6 +45,11 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and _MARK in path.name
 
 
+def temporary_siblings(path: Path) -> Iterator[Path]:
+    """Yield what killed processes left of writing this file or directory."""
+    return path.parent.glob(f".{path.name}{_MARK}*")
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically; if it raises CannotWrite, the file has its old content."""
     data = content.encode() if isinstance(content, str) else content

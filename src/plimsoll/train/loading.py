@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from plimsoll.cluster.protocol import Cluster, group_of
 from plimsoll.config.engine import FrozenRole
+from plimsoll.data.stored import learned_tokens
 from plimsoll.model.load import load_tokenizer
-from plimsoll.records import Sample, samples_of
+from plimsoll.records import Row
 from plimsoll.resolve.engine_rules import trainer_rules
 from plimsoll.resolve.job import ConfigT
 from plimsoll.resolve.roles import RoleName
@@ -65,8 +66,8 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
     with work.session.phase("load", work.cluster):
         name = work.spec.sender.name
         load_role(work.cluster, work.spec, name)
-        model, samples = work.spec.actor.model, samples_of(work.data.train)
-        padding = padding_token(load_tokenizer(model.path, model.trust_remote_code), samples)
+        model, rows = work.spec.actor.model, work.data.train
+        padding = padding_token(load_tokenizer(model.path, model.trust_remote_code), rows)
         work.cluster.all(Worker.set_padding, name, padding)
         if padding is None:
             work.session.progress.note(
@@ -75,13 +76,14 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
             )
 
 
-def padding_token(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample]) -> int | None:
+def padding_token(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> int | None:
     """Return the token that sequences may be padded with; None if no token is safe.
 
     transformers' sequence classification reads the score at the last token that is not padding.
     Many tokenizers pad with the token that ends a turn. If scores are read at that token,
     transformers would skip it as padding and read the score one token too early.
     """
-    read_at = {int(token) for sample in samples for token in sample.tokens[sample.loss_mask]}
     token = tokenizer.pad_token_id
-    return None if token is None or token in read_at else int(token)
+    if token is None or any(token in read_at for read_at in learned_tokens(rows)):
+        return None
+    return int(token)

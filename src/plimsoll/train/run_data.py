@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
-import xxhash
+import numpy as np
 
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.loading import CountRows, Loaded, ignore_rows
+from plimsoll.data.cache import token_versions
+from plimsoll.data.loading import UNSEEN, Loaded, Observer
 from plimsoll.data.order import MixedOrder, Portion
+from plimsoll.data.stored import JoinedRows, column_of
+from plimsoll.data.streamed import BlockCounts, StreamedRows
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
@@ -27,13 +28,12 @@ from plimsoll.train.saving import (
     check_rows,
     row_count_changes,
     sources_of,
-    token_versions,
 )
 from plimsoll.train.session import RunSession
 
 T = TypeVar("T", bound=Row | Prompt)
 
-LoadRows = Callable[[DataConfig, SourceConfig, Template, CountRows], Loaded[T]]
+LoadRows = Callable[[DataConfig, SourceConfig, Template, Observer], Loaded[T]]
 """A function that reads the rows of one source as items of a kind: samples, pairs, prompts, ..."""
 
 
@@ -41,9 +41,9 @@ LoadRows = Callable[[DataConfig, SourceConfig, Template, CountRows], Loaded[T]]
 class RunData(Generic[T]):
     """The rows of a run."""
 
-    train: tuple[T, ...]
+    train: Sequence[T]
     """The rows to learn from, source after source."""
-    held_out: Mapping[str, tuple[T, ...]]
+    held_out: Mapping[str, Sequence[T]]
     """The held-out rows, by the keys of their sets in the config."""
     order: MixedOrder
     """The order in which the rows of `train` are drawn."""
@@ -51,9 +51,9 @@ class RunData(Generic[T]):
     """The state of each source."""
 
     @property
-    def eval(self) -> tuple[T, ...]:
+    def eval(self) -> Sequence[T]:
         """The held-out rows of all sources."""
-        return tuple(chain.from_iterable(self.held_out.values()))
+        return JoinedRows([*self.held_out.values()])
 
 
 def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
@@ -66,7 +66,8 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     data = session.spec.data
     with session.progress.counting("rows read", None) as advance:
         templates = _templates(session.spec)
-        loaded = _load_all(session.spec, templates, load, advance)
+        observer = Observer(advance, session.progress.note)
+        loaded = _load_all(session.spec, templates, load, observer)
     session.note_bad_rows([row for result in loaded.values() for row in result.bad_rows])
     for key, result in loaded.items():
         if result.cut_rows:
@@ -74,17 +75,17 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
                 f"cut {plural(result.cut_rows, 'row')} of {key} to data.max_tokens: "
                 f"{data.max_tokens}, as data.over_long: truncate says"
             )
-        if result.stripped:
+        if result.stripped.rows:
             session.progress.note(
                 f"the chat template leaves reasoning of the assistant's earlier turns out of "
-                f"{plural(len(result.stripped), 'row')} of {key}, the first "
-                f"{result.stripped[0]}: those turns are not learned, and "
+                f"{plural(result.stripped.rows, 'row')} of {key}, the first "
+                f"{result.stripped.first}: those turns are not learned, and "
                 f"the model reads them without it"
             )
-        if result.rendered:
+        if result.rendered.rows:
             session.progress.note(
-                f"{plural(len(result.rendered), 'row')} of {key}, the first "
-                f"{result.rendered[0]}, have tokens of the chat template in their text: if "
+                f"{plural(result.rendered.rows, 'row')} of {key}, the first "
+                f"{result.rendered.first}, have tokens of the chat template in their text: if "
                 f"they are rendered already, they are now rendered twice, and data.chat_template: "
                 f"none takes them as they are"
             )
@@ -99,12 +100,25 @@ def load_data(session: RunSession, load: LoadRows[T]) -> RunData[T]:
     for warning in overlap_warnings(data, items):
         session.progress.note(warning)
     train = [items[key] for key in data.train_sources()]
+    _begin_streams(session, data, items)
     return RunData(
-        train=tuple(chain.from_iterable(train)),
+        train=JoinedRows(train),
         held_out={key: items[key] for key in data.eval_sources()},
         order=_order(data, [len(rows) for rows in train], session.spec.run.seed),
         sources=sources,
     )
+
+
+def _begin_streams(session: RunSession, data: DataConfig, items: Items) -> None:
+    """Have each stream draw items by the run's seed, and note where its blocks end."""
+    path = session.directory.streams_path
+    if not session.resumed:
+        path.unlink(missing_ok=True)
+    for number, key in enumerate(data.train_sources()):
+        stream = items[key]
+        if isinstance(stream, StreamedRows):
+            seed = (session.spec.run.seed, number) if data.shuffle else None
+            stream.begin(seed, BlockCounts(path, key))
 
 
 def _templates(spec: RunSpec[Any]) -> dict[str | None, Template]:
@@ -117,7 +131,7 @@ def _load_all(
     spec: RunSpec[Any],
     templates: Mapping[str | None, Template],
     load: LoadRows[T],
-    count_rows: CountRows,
+    observer: Observer,
 ) -> dict[str, Loaded[T]]:
     """Return the rows of each source, by its key; one DataError lists bad rows of all sources."""
     loaded, refused = {}, []
@@ -125,7 +139,7 @@ def _load_all(
     for key, source in sources.items():
         try:
             template = templates[spec.data.template_of(source)]
-            loaded[key] = load(spec.data, source, template, count_rows)
+            loaded[key] = load(spec.data, source, template, observer)
         except DataError as error:
             refused.append(str(error))
     if refused:
@@ -149,7 +163,7 @@ def load_held_out_sets(spec: RunSpec[Any], load: LoadRows[T]) -> dict[str, Loade
     loaded = {}
     for key, source in spec.data.eval_sources().items():
         template = template_of(spec, spec.data.template_of(source))
-        loaded[key] = load(spec.data, source, template, ignore_rows)
+        loaded[key] = load(spec.data, source, template, UNSEEN)
     return loaded
 
 
@@ -224,18 +238,13 @@ def overlap_warnings(data: DataConfig, items: Items) -> Iterator[str]:
 
 def _overlaps(data: DataConfig, items: Items, key: str, path: str) -> Iterator[str]:
     held_out = items[key]
-    times = Counter(map(_tokens_hash, held_out))
+    keys = column_of(held_out, "key")
     total = plural(len(held_out), "prompt" if isinstance(held_out[0], Prompt) else "row")
     for name, source in data.train_sources().items():
-        shared = sum(times[row] for row in times.keys() & map(_tokens_hash, items[name]))
+        shared = int(np.isin(keys, column_of(items[name], "key")).sum())
         if shared:
             yield (
                 f"{key} ({path}) shares {shared:,} of its {total} with {name} "
                 f"({source.path}): on these, evaluations measure what was memorised. Take them out "
                 "of one of the two"
             )
-
-
-def _tokens_hash(item: Row | Prompt) -> bytes:
-    sequences = [item] if isinstance(item, Prompt) else item.samples
-    return b"".join(sorted(xxhash.xxh3_128_digest(s.tokens.data) for s in sequences))

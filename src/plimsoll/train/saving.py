@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from itertools import islice
 from shlex import quote
 from typing import Any
 
@@ -23,14 +23,15 @@ from plimsoll.config.keys import dump_config
 from plimsoll.config.load import leaves
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.data.cache import token_versions
+from plimsoll.data.stored import fingerprint
 from plimsoll.errors import ConfigError
-from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
+from plimsoll.records import Prompt, Row
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.directory import leave_out_damaged
 from plimsoll.run.files import directory_bytes
 from plimsoll.run.numbers import gigabytes_text, plural
 from plimsoll.run.state import RunState, SourceState, after_evaluation, is_patience_out
-from plimsoll.run.stored_logprobs import sequence_key
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.session import RunSession, config_text
 from plimsoll.trainer.worker import Worker
@@ -203,7 +204,8 @@ Items = Mapping[str, Sequence[Row | Prompt]]
 """The items of each source, by its key in the config."""
 
 _RESUME_SETTINGS = ("run.resume", "run.edited_rows")
-_TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
+_NOT_OF_ROWS = ("cache", "processes")
+"""Settings under `data` that change no rows."""
 _WITHOUT_ROWS = {"weight", *EVALUATED}
 """Settings of a source that do not change its rows."""
 _MISSING = object()
@@ -249,11 +251,6 @@ def check_rows(session: RunSession, items: Items, sources: Sources) -> None:
     )
 
 
-def token_versions() -> dict[str, str]:
-    """Return the versions of the libraries that read rows and make tokens, by name."""
-    return {name: version(name) for name in _TOKEN_LIBRARIES}
-
-
 def version_changes(before: Mapping[str, str]) -> list[str]:
     """Return each library whose version is not the one of before, as `name: old -> new`."""
     now = token_versions()
@@ -283,42 +280,11 @@ def row_count_changes(state: RunState, learned_from: int, sources: Sources) -> I
         yield f"{key} had {usable}, and has {now[key]:,} now: {follows}"
 
 
-def fingerprint(items: Sequence[Row | Prompt]) -> str:
-    """Return a hash (hexadecimal) of items in their order.
-
-    It covers tokens, loss masks, labels, margins, references and further columns.
-    """
-    digest = xxhash.xxh3_64()
-    for item in items:
-        for part in _hashed_parts(item):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _hashed_parts(item: Row | Prompt) -> tuple[bytes, ...]:
-    match item:
-        case Sample():
-            return (sequence_key(item),)
-        case Pair():
-            margin = repr(item.margin).encode()
-            return (sequence_key(item.chosen), sequence_key(item.rejected), margin)
-        case LabelledResponse():
-            return (sequence_key(item.sample), b"\1" if item.desirable else b"\0")
-        case LabelledSteps():
-            return (sequence_key(item.sample), item.labels.tobytes())
-        case Prompt():
-            settings = (item.source or None, item.max_new_tokens, item.order_by)
-            given = (value for value in settings if value is not None)
-            values = (item.text, item.reference, *given, *item.columns.items())
-            return (item.tokens.tobytes(), repr(values).encode())
-    raise AssertionError(f"{type(item).__name__} is no item of data")
-
-
 def _begins_with(before: SourceState, now: SourceState, items: Sequence[Row | Prompt]) -> bool:
     """Return whether the items begin with the items from before; assume so if there are fewer."""
     if now.rows <= before.rows:
         return now.rows < before.rows or now.content == before.content
-    return fingerprint(items[: before.rows]) == before.content
+    return fingerprint(islice(items, before.rows)) == before.content
 
 
 def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
@@ -326,7 +292,7 @@ def _settings_hash(spec: RunSpec[Any], source: SourceConfig) -> str:
 
     Settings with their default are left out, so a key that a later version adds changes no hash.
     """
-    model, other_data = spec.actor.model, {"train", "eval", "shuffle", "date"}
+    model, other_data = spec.actor.model, {"train", "eval", "shuffle", "date", *_NOT_OF_ROWS}
     settings: dict[str, object] = {
         "source": source.model_dump(exclude=_WITHOUT_ROWS, exclude_defaults=True),
         "data": spec.data.model_dump(exclude=other_data, exclude_defaults=True),

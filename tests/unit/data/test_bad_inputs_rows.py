@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_samples
-from plimsoll.data.loading import Loaded, check_written
+from plimsoll.data.loading import UNSEEN, Loaded, check_written
 from plimsoll.data.pieces import Messages
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
@@ -76,7 +76,7 @@ def load(job: str, path: Path, tokenizer: PreTrainedTokenizerFast, skip: bool) -
     read, columns = JOBS[job]
     source = SourceConfig(path=str(path), **columns)  # type: ignore[arg-type]
     data = DataConfig(train=source, on_bad_row="skip" if skip else "stop")
-    return read(data, source, make_template(tokenizer, None, None), lambda rows: None)
+    return read(data, source, make_template(tokenizer, None, None), UNSEEN)
 
 
 @pytest.mark.parametrize("value", BAD_TURNS, ids=range(len(BAD_TURNS)))

@@ -15,11 +15,13 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, EvalSource, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data import loading
+from plimsoll.data import several
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.fields import BadRow, RawRow
+from plimsoll.data.loading import Observer
 from plimsoll.data.pieces import Messages
 from plimsoll.data.rows import sampled_prompt_of
+from plimsoll.data.stored import StoredRows
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.resolve.columns import (
@@ -95,10 +97,12 @@ def test_samples_of_columns_and_of_messages_are_the_same(
 def test_rows_are_the_same_in_parts_of_any_size(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(loading, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(several, "ROWS_AT_ONCE", at_once)
     rows = [{"q": "one"}, {"q": None}, {"q": 3}, {"q": "four"}, {"q": "five"}]
     data, seen = config(tmp_path, *rows, prompt="q"), list[int]()
-    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None), seen.append)
+    loaded = load_prompts(
+        data, source(data), make_template(tokenizer, None, None), Observer(seen.append)
+    )
     assert [prompt.index for prompt in loaded.items] == [0, 3, 4, 5]
     assert [prompt.text for prompt in loaded.items] == ["one", "four", "five", "1+1?"]
     assert [bad.line for bad in loaded.bad_rows] == [2, 3]
@@ -108,12 +112,12 @@ def test_rows_are_the_same_in_parts_of_any_size(
 def test_a_column_that_no_row_has_is_refused_before_all_rows_are_read(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(several, "ROWS_AT_ONCE", 2)
     seen = list[int]()
     data = config(tmp_path, *[GOOD] * 9, on_bad_row="stop", prompt="Q", response="a")
     with pytest.raises(ConfigError, match="has a column `Q`; there are `q`"):
         load_samples(
-            data, source(data), make_template(tokenizer, None, None), count_rows=seen.append
+            data, source(data), make_template(tokenizer, None, None), observer=Observer(seen.append)
         )
     assert seen == [2]
 
@@ -121,14 +125,17 @@ def test_a_column_that_no_row_has_is_refused_before_all_rows_are_read(
 def test_tokens_that_are_cut_off_are_not_kept_in_memory(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
+    """An array that was cut would be a view of the whole one."""
     rows = [{"q": "hi", "a": "yo" * 1000}]
     data = config(tmp_path, *rows, over_long="truncate")
     template = make_template(tokenizer, None, None)
-    cut = load_samples(data, source(data), template).items[0]
+    [cut, _] = samples = load_samples(data, source(data), template).items
     asked = config(tmp_path, {"q": "yo" * 1000}, over_long="truncate", prompt="q")
-    prompt = load_prompts(asked, source(asked), template).items[0]
+    [prompt, _] = prompts = load_prompts(asked, source(asked), template).items
     assert len(cut.tokens) == len(prompt.tokens) == 100
-    assert cut.tokens.base is cut.loss_mask.base is prompt.tokens.base is None
+    for items in (samples, prompts):
+        assert isinstance(items, StoredRows)
+        assert len(items.table.column("tokens").chunk(0).values) < 150
 
 
 def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def load_text(path: Path, tokenizer: Tokenizer, **settings: Any) -> Loaded[Sampl
 def test_long_documents_are_tokenized_a_few_at_a_time(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """The tokenizer's result takes dozens of times the memory of what is kept."""
+    """The tokenizer's result takes dozens of times the memory of what is kept, here 25 MB."""
     file = write(tmp_path, *({"body": "yo" * length} for length in range(600, 700)))
     together = load_text(file, tokenizer, max_tokens=100)
     monkeypatch.setattr("plimsoll.data.pieces.TOKENIZED_AT_ONCE", at_once)
@@ -54,7 +55,7 @@ def test_long_documents_are_tokenized_a_few_at_a_time(
     assert [one.tokens.tolist() for one in apart.items] == [
         one.tokens.tolist() for one in together.items
     ]
-    assert peak < 3 * 10**6, peak
+    assert peak < 4 * 10**6, peak
 
 
 def test_a_row_of_20_megabytes_is_refused_before_it_is_tokenized(
@@ -83,7 +84,7 @@ def test_the_longest_row_is_read(
     assert (len(loaded.items), [bad.line for bad in loaded.bad_rows]) == (1, [2])
 
 
-def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> tuple[Sample, ...]:
+def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> Sequence[Sample]:
     source = SourceConfig(path=str(path), messages="messages")
     data = DataConfig(train=source, **settings)
     template = make_template(tokenizer, data.chat_template, data.system)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def rows(path: Path, **columns: Any) -> list[RawRow | BadRow]:
     return list(read_rows(SourceConfig(path=str(path), **(columns or {"prompt": "q"}))))
 
 
-def prompts(tokenizer: Tokenizer, source: SourceConfig, **settings: Any) -> tuple[Prompt, ...]:
+def prompts(tokenizer: Tokenizer, source: SourceConfig, **settings: Any) -> Sequence[Prompt]:
     data = DataConfig(train=source, **settings)
     return load_prompts(data, source, make_template(tokenizer, "none", None)).items
 

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data import loading
+from plimsoll.data import several
 from plimsoll.data.dataset import load_pairs, load_prompts, load_samples
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError
@@ -125,7 +125,7 @@ def test_a_row_whose_tools_are_left_out_is_bad(
 def test_only_a_late_row_may_have_tools(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(several, "ROWS_AT_ONCE", 1)
     template = make_template(tokenizer, WRITES, None)
     rows = ({"messages": TURNS}, {"messages": TURNS, "tools": [ADD]})
     data = rows_of(tmp_path, *rows, messages="messages").model_copy(update={"on_bad_row": "stop"})

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_prompts, load_responses, load_samples, load_steps
-from plimsoll.data.loading import check_written
+from plimsoll.data.loading import MarkedRows, check_written
 from plimsoll.data.pieces import Messages, mark_unlearned
 from plimsoll.data.template import make_template
 from plimsoll.errors import DataError
@@ -132,7 +132,7 @@ def test_every_job_tells_it(
         source = source_of(tmp_path, {**row, **more}, {**good, **more}, **named)
         loaded = load(DataConfig(train=source, on_bad_row="skip"), source, template)
         [bad] = loaded.bad_rows
-        assert bad.line == 1 and len(loaded.items) == 1 and not loaded.stripped
+        assert bad.line == 1 and len(loaded.items) == 1 and not loaded.stripped.rows
         assert bad.problem.startswith(f"has a turn {place} with text in its `content` that the ch")
 
 
@@ -167,10 +167,7 @@ def test_rows_whose_reasoning_is_not_learned_are_counted(
     for load, named in columns:
         source = source_of(tmp_path, whole, row, row, **named)
         loaded = load(DataConfig(train=source), source, template)
-        assert [*loaded.stripped] == [
-            f"{source.path}:2",
-            f"{source.path}:3",
-        ] and not loaded.bad_rows
+        assert loaded.stripped == MarkedRows(2, f"{source.path}:2") and not loaded.bad_rows
     source = source_of(tmp_path, whole, {"turns": turns}, messages="turns")
     [bad] = load_samples(DataConfig(train=source, on_bad_row="skip"), source, template).bad_rows
     assert bad.line == 2 and re.search(r"turn 2 \(assistant\).* reasoning", bad.problem)
@@ -187,9 +184,9 @@ def test_rows_that_are_rendered_already_are_counted(tokenizer: Tokenizer, tmp_pa
     for load, named in columns:
         source = source_of(tmp_path, *rows, **named)
         rendered = load(DataConfig(train=source), source, template).rendered
-        assert [*rendered] == [f"{source.path}:2", f"{source.path}:3"]
+        assert rendered == MarkedRows(2, f"{source.path}:2")
         plain = make_template(tokenizer, "none", None)
-        assert load(DataConfig(train=source), source, plain).rendered == []
+        assert load(DataConfig(train=source), source, plain).rendered == MarkedRows()
 
 
 def test_plain_text_has_contents_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from plimsoll.data.dataset import cut_to_response
 from plimsoll.data.packing import pack_pairs
-from plimsoll.jobs.rm_loop import cut_to_response, margins_of
+from plimsoll.jobs.rm_loop import margins_of
 from plimsoll.records import Pair, Sample, from_packed
 from plimsoll.trainer.objectives import MARGIN
 

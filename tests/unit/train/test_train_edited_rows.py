@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 import xxhash
 
+from plimsoll.data.cache import token_versions
+from plimsoll.data.stored import fingerprint
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.saving import (
-    fingerprint,
-    row_count_changes,
-    sources_of,
-    token_versions,
-    version_changes,
-)
+from plimsoll.train.saving import row_count_changes, sources_of, version_changes
 
 
 def sample(*tokens: int, loss_mask: int = 1) -> Sample:

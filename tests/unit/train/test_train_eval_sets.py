@@ -62,7 +62,7 @@ def loaded(config: RlConfig) -> RlData:
     spec = spec_of(config)
     check_agreement(spec)
     with open_rewards(config.rewards) as scorer, open_session(spec, Planned()) as session:
-        return load_prompt_data(session, spec, scorer.check_reference)
+        return load_prompt_data(session, spec, scorer.references)
 
 
 @pytest.mark.usefixtures("model_home")

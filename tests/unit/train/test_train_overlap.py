@@ -11,13 +11,18 @@ import pytest
 
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.run import JobConfig
-from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
+from plimsoll.data.dataset import (
+    load_pairs,
+    load_responses,
+    load_samples,
+    load_scored_pairs,
+    load_steps,
+)
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.jobs.rm import RmConfig
-from plimsoll.jobs.rm_loop import load_scored_pairs
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.rl.setup import prompt_loader
@@ -84,7 +89,7 @@ def overlap_lines(
     )
     if load is None:
         assert isinstance(config, RlConfig)
-        load = prompt_loader(spec_of(config), lambda reference: None)
+        load = prompt_loader(spec_of(config))
     with open_session(spec_of(config), Planned()) as session:
         load_data(session, load)
     lines = capsys.readouterr().out.splitlines()

@@ -18,8 +18,11 @@ from plimsoll.commands.demo import make_tokenizer
 from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.data import streamed
 from plimsoll.data.dataset import load_samples
-from plimsoll.errors import ConfigError, DataError, Interrupted
+from plimsoll.data.fields import ReferenceCheck
+from plimsoll.data.stored import fingerprint
+from plimsoll.errors import ConfigError, DataError, Interrupted, SettingsConflict
 from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
@@ -30,7 +33,6 @@ from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.phases import TimedPhase, read_current_phase
 from plimsoll.run.readings import Planned
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeat_warnings
-from plimsoll.train.saving import fingerprint
 from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
@@ -154,7 +156,7 @@ def pages_alone() -> dict[str, str]:
 @pytest.mark.usefixtures("home")
 def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
     data = load(pages_alone())
-    assert len(data.train) == 3 and data.eval == ()
+    assert len(data.train) == 3 and not data.eval
     assert epoch_metrics(data.order, 6) == {"epoch": 2.0}
     with pytest.raises(ConfigError, match="brings no chat template"):
         load(
@@ -261,9 +263,8 @@ def asking(*answers: str, **data: Any) -> RlConfig:
 
 def load_asked(config: RlConfig) -> RlData:
     with open_session(spec_of(config), Planned()) as session:
-        return load_prompt_data(
-            session, spec_of(config), build_rule("right", config.rewards["right"]).check_reference
-        )
+        rule = build_rule("right", config.rewards["right"])
+        return load_prompt_data(session, spec_of(config), ReferenceCheck(rule.check_reference, []))
 
 
 def test_references_that_are_none_are_bad_rows(home: Path) -> None:
@@ -302,7 +303,7 @@ def test_ctrl_c_ends_the_checking_of_references() -> None:
         pytest.raises(Interrupted, match="stopped before the first step of 1"),
         open_session(spec_of(config), Planned()) as session,
     ):
-        load_prompt_data(session, spec_of(config), check)
+        load_prompt_data(session, spec_of(config), ReferenceCheck(check, []))
     assert checked == ["1"]
 
 
@@ -325,7 +326,7 @@ def load_prompts(prompts: int, weight: float) -> RlData:
     (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
     config = ppo({"few": few | {"weight": weight}, "many": many}, prompts)
     with open_session(spec_of(config), Planned()) as session:
-        return load_prompt_data(session, spec_of(config), lambda reference: None)
+        return load_prompt_data(session, spec_of(config))
 
 
 @pytest.mark.usefixtures("home")
@@ -350,7 +351,7 @@ def test_prompts_of_a_source_come_by_their_numbers_and_those_of_another_as_they_
     plain = {"path": "sums.jsonl", "prompt": "q", "limit": 3}
     config = ppo({"plain": plain, "levels": levels}, 2, shuffle=False)
     with open_session(spec_of(config), Planned()) as session:
-        data = load_prompt_data(session, spec_of(config), lambda reference: None)
+        data = load_prompt_data(session, spec_of(config))
     texts = [data.train[row].text for row in data.order.indices(0, 8)]
     assert texts[0::2] == ["0+1=", "1+1=", "2+1=", "0+1="]
     assert texts[1::2] == ["1+1=", "2+1=", "3+1=", "1+1="]
@@ -364,3 +365,46 @@ def test_only_what_is_learned_from_is_ordered() -> None:
         check_agreement(spec_of(ppo(levels, 2, eval=levels)))
     message = str(caught.value)
     assert "data.eval.order_by: level" in message and "data.train" not in message
+
+
+def test_a_mixture_of_a_stream_and_of_rows_that_are_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws come in turns; the stream repeats nothing before its end, and counts no epochs."""
+    monkeypatch.setattr(streamed, "BLOCK_ROWS", 4)
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    train = {"stream": {**sums, "streaming": True, "weight": 2}, "kept": sums}
+    data = load(train, chat_template="none", max_tokens=16)
+    draws = [data.train[int(i)].tokens.tobytes() for i in data.order.indices(0, 9)]
+    whole = {sample.tokens.tobytes() for sample in load(sums, chat_template="none").train}
+    streamed_draws = [draws[i] for i in range(9) if data.order.indices(i, 1)[0] < 2**40]
+    assert len(streamed_draws) == 6 and set(streamed_draws) == whole
+    assert epoch_metrics(data.order, 9) == {"epoch/kept": 3 / 6}
+    assert not [*repeat_warnings(data.order, 3)]
+    again = load(train, chat_template="none", max_tokens=16)
+    assert [again.train[int(i)].tokens.tobytes() for i in again.order.indices(0, 9)] == draws
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data": {"eval": {"streaming": True}}}, "are all evaluated"),
+        ({"run": {"steps": None, "epochs": 1}}, "run.epochs is given"),
+    ],
+)
+def test_a_stream_that_must_be_known_as_a_whole_is_refused(
+    home: Path, changes: dict[str, Any], reason: str
+) -> None:
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    values = sft({**sums, "streaming": True}).model_dump(exclude_unset=True)
+    held_out = {"eval": {**sums, **changes.get("data", {}).get("eval", {})}}
+    values["data"] |= held_out
+    values["run"] |= {"eval_every": 1, **changes.get("run", {})}
+    with pytest.raises(SettingsConflict, match=reason):
+        check_agreement(spec_of(SftConfig.model_validate(values)))
+
+
+def test_prompts_are_not_streamed(home: Path) -> None:
+    config = ppo({"path": "sums.jsonl", "prompt": "q", "streaming": True}, 2)
+    with pytest.raises(SettingsConflict, match="looks at all rows"):
+        check_agreement(spec_of(config))

@@ -35,6 +35,7 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
     if "tensorboard" in spec.run.loggers and not spec.run.tensorboard:
         why = "run.tensorboard is false, which turns TensorBoard off."
         yield at.invalid("run.loggers", why, "leave one of the two out")
+    yield from _streams(spec)
     yield from _own_ranks(spec)
     if spec.sampling is None:
         yield from _unread_of_sets(spec)
@@ -42,6 +43,23 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = "There is nothing to evaluate on: data.eval is not given."
         fix = "give data.eval.path and its columns, or leave run.eval_every out"
         yield at.conflict("run.eval_every", why, fix, "no-eval-data")
+
+
+def _streams(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield a problem for each stream of rows that this run would have to know as a whole."""
+    for key, source in spec.data.sources().items():
+        if not source.streaming:
+            continue
+        why = ""
+        if key not in spec.data.train_sources():
+            why = "Held-out rows are all evaluated."
+        elif not spec.job.streams:
+            why = f"plimsoll {spec.job.name} looks at all rows before it begins."
+        elif spec.run.epochs is not None:
+            why = "The rows of a stream are not counted, and run.epochs is given."
+        if why:
+            fix = "run.steps" if "epochs" in why else f"leave {key}.streaming out"
+            yield Section(key, source).conflict("streaming", why, fix, "data-streaming")
 
 
 def _own_ranks(spec: RunSpec[Any]) -> Iterator[Problem]:
