@@ -215,7 +215,7 @@ def test_ranks_of_two_hosts_reach_each_other(
 def test_rewards_in_processes_are_computed_on_all_nodes(
     three_raylets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after one of the nodes has lost its processes."""
+    """Also after one of the nodes has lost its processes, which begin again."""
     monkeypatch.chdir(tmp_path)
     lines = "import os\n\ndef parent(trajectory):\n    return os.getppid()\n"
     (tmp_path / "my_rewards.py").write_text(lines)
@@ -235,4 +235,4 @@ def test_rewards_in_processes_are_computed_on_all_nodes(
         assert len(set(before)) == 3 and os.getpid() not in before
         os.kill(before[0], signal.SIGKILL)
         after = {int(answer.reward) for answer in scorer(answers)}
-        assert after == set(before) - {before[0]}
+        assert before[0] not in after and len(after & {*before}) == 2

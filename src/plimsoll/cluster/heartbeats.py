@@ -142,8 +142,8 @@ def allowance(hang_timeout: float | None, call: str, longest: float | None) -> f
 
 
 def takes_whole_model(call: str) -> bool:
-    """Return whether a method loads or saves a whole model, which has no parts to count."""
-    return call.startswith(("load_", "save_"))
+    """Return whether a method reads or saves a whole model, which has no parts to count."""
+    return call.startswith(("load_", "save_")) or call == "find_damage"
 
 
 def read_pulse(ends: int = 0, *, spins: bool = False) -> Pulse:

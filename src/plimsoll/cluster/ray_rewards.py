@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from plimsoll.cluster.ray_actors import prepare_process
@@ -29,8 +31,18 @@ class RewardActor:
     Unblocked by: their time limits. Produces: outcomes. Shut down with its process.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, environment: Mapping[str, str]) -> None:
+        """Prepare the process.
+
+        Args:
+            directory: The command's.
+            environment: The command's, for functions of users: what this node lacks of it is set.
+        """
         prepare_process(directory)
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path += [folder for folder in folders if folder and folder not in sys.path]
         self._calls: dict[str, RewardCall] = {}
         self._stack = AsyncExitStack()  # open for as long as the process lives
 
@@ -53,13 +65,18 @@ class RewardNodes:
     def __init__(self, nodes: Mapping[str, str]) -> None:
         self.count = len(nodes)
         actor = ray.remote(
-            num_cpus=0, max_concurrency=10_000, runtime_env={"env_vars": fault_settings()}
+            num_cpus=0,
+            max_concurrency=10_000,
+            max_restarts=-1,
+            runtime_env={"env_vars": fault_settings()},
         )(RewardActor)
+        # In the object store, as what an actor is made with is kept where others read it.
+        environment = ray.put(dict(os.environ))
         self._addresses = nodes
         self._actors: dict[str, Any] = {
             node_id: actor.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-            ).remote(os.getcwd())
+            ).remote(os.getcwd(), environment)
             for node_id in nodes
         }
         self._open: Counter[str] = Counter()
@@ -76,14 +93,20 @@ class RewardNodes:
         try:
             reference = actor.score.remote(name, config, trajectories)
             outcomes: Sequence[Outcome] = await asyncio.wrap_future(reference.future())
-            return outcomes
+            return [
+                replace(one, said=f" on node {address}{one.said}")
+                if isinstance(one, Failed)
+                else one
+                for one in outcomes
+            ]
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, PlimsollError):
                 raise type(cause)(f"{cause}\n  On node: {address}") from error
             raise
         except RayError as error:
-            self._actors.pop(node_id, None)
+            if isinstance(error, ActorDiedError):  # for good, as the node is gone
+                self._actors.pop(node_id, None)
             died = Failed(f"'s process on node {address} has died", str(error), unanswered=True)
             return [died] * len(trajectories)
         finally:
@@ -91,6 +114,6 @@ class RewardNodes:
 
     def close(self) -> None:
         """End all actors."""
-        for actor in self._actors.values():
+        actors, self._actors = [*self._actors.values()], {}
+        for actor in actors:
             ray.kill(actor)
-        self._actors.clear()

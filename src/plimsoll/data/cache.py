@@ -14,8 +14,9 @@ import functools
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -33,6 +34,7 @@ from plimsoll.data.sources import files_of, is_hub_name, is_saved, load_hub
 from plimsoll.data.template import Template
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import temporary_siblings, whole_directory
+from plimsoll.run.numbers import bytes_text
 
 VARIABLE = "PLIMSOLL_CACHE"
 """The environment variable that names the directory if the config does not."""
@@ -45,6 +47,10 @@ TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow"
 _JOINED_BYTES = 2**22
 _ROWS, _FACTS = "rows.arrow", "facts.json"
 _READ_AT_ONCE = 2**20
+FEW_ROWS = 2**14
+"""Rows that a `limit` takes, up to which they are not looked for."""
+_HASHED_WITHOUT_WORD = 2**33
+_ABANDONED_SECONDS = 24 * 3600.0
 _NO_ROWS = {"weight", "chat_template", *EVALUATED}
 _OF_ROWS = {"max_tokens", "over_long", "on_bad_row", "step_separator"}
 _CODE = (
@@ -54,48 +60,65 @@ _CODE = (
 """The code that makes rows of a source."""
 
 
+Stamps = Sequence[tuple[Path, int, int]]
+"""Files with their sizes in bytes and the times of their last changes."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """The place of a source's rows in the cache.
 
     Attributes:
         path: the directory.
-        files: the files that the rows are read from.
-        stamps: their sizes and times when they were hashed. A file that changed since then is not
-            the one that the name of the entry speaks of.
+        source: the settings of the source.
+        stamps: the files that the rows are read from, with their sizes and times when they were
+            hashed. A file that changed since then is not the one that the entry is named after.
     """
 
     path: Path
-    files: Sequence[Path]
-    stamps: Sequence[tuple[int, int]]
+    source: SourceConfig
+    stamps: Stamps
 
     def is_current(self) -> bool:
         """Return whether the files are still those that the entry is named after."""
-        return _stamps(self.files) == self.stamps
+        try:
+            return _stamps(_files(self.source) or ()) == self.stamps
+        except OSError:  # one is gone
+            return False
 
 
 def find_entry(
-    data: DataConfig, source: SourceConfig, template: Template, made_by: Sequence[object]
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    made_by: Sequence[object],
+    note: Callable[[str], None],
 ) -> Entry | None:
     """Return the place of a source's rows; None if they cannot or must not be kept.
+
+    Rows that a small `limit` takes of large files are not kept: to hash the files takes longer.
 
     Args:
         data: the settings under `data`.
         source: the settings of the source.
         template: the template of its rows.
         made_by: what else decides about the items, as JSON.
+        note: takes a line for the user.
     """
     undated = template.writes_date and template.date is None
-    if data.cache == "none" or undated or (files := _files(source)) is None:
+    few = source.limit is not None and source.limit <= FEW_ROWS
+    if data.cache == "none" or undated or few or (files := _files(source)) is None:
         return None
     try:
         stamps = _stamps(files)
+        if (size := sum(size for _, size, _ in stamps)) > _HASHED_WITHOUT_WORD:
+            note(f"reading {bytes_text(size)} of {source.path}, to see whether its rows are kept")
         about = {
             "content": _hash_files(files),
             "source": source.model_dump(mode="json", exclude=_NO_ROWS),
             "data": data.model_dump(mode="json", include=_OF_ROWS),
             "template": [template.jinja, template.system, template.begin, template.specials],
-            "date": template.date if template.writes_date else None,
+            "date": template.dates,
             "vocabulary": template.vocabulary,
             "tokenizer": _hash_tokenizer(template),
             "made_by": made_by,
@@ -107,7 +130,10 @@ def find_entry(
     if source.generate is not None:
         about[LIBRARY] = version("reasoning-gym")
     name = xxhash.xxh3_128_hexdigest(json.dumps(about, sort_keys=True).encode())
-    return Entry(_directory(data) / f"rows-{name}", files, stamps)
+    try:
+        return Entry(_directory(data) / f"rows-{name}", source, stamps)
+    except RuntimeError:  # nobody has a home here
+        return None
 
 
 def _directory(data: DataConfig) -> Path:
@@ -139,8 +165,8 @@ def _files(source: SourceConfig) -> Sequence[Path] | None:
         return None
 
 
-def _stamps(files: Iterable[Path]) -> list[tuple[int, int]]:
-    return [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+def _stamps(files: Iterable[Path]) -> Stamps:
+    return [(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _hash_files(files: Iterable[Path]) -> str:
@@ -174,8 +200,15 @@ Kept = tuple[Sequence[pa.RecordBatch], RowFacts]
 
 
 def read_entry(entry: Entry, note: Callable[[str], None]) -> Kept | None:
-    """Return an entry's batches, mapped, and its facts; None if it is missing or damaged."""
-    if not entry.path.is_dir():
+    """Return an entry's batches, mapped, and its facts.
+
+    Return None if it is missing, damaged, or of another user, who may have put anything there.
+    """
+    try:
+        if entry.path.stat().st_uid not in (os.getuid(), 0):
+            note(f"{entry.path} is of another user, so it is not read")
+            return None
+    except OSError:
         return None
     try:
         facts = json.loads((entry.path / _FACTS).read_text(encoding="utf-8"))
@@ -196,7 +229,8 @@ def keep(
 ) -> Kept:
     """Take all batches, and return them and their facts; from the entry's file if they are many.
 
-    If another process writes the entry, wait for it, and return what it wrote.
+    If another process writes the entry, wait for it, and return what it wrote. Raises CannotWrite
+    if the entry cannot be written; the batches are then gone.
 
     Args:
         batches: the batches.
@@ -228,7 +262,7 @@ def _lock(entry: Entry, note: Callable[[str], None]) -> AbstractContextManager[o
 
     Raises OSError if the cache cannot be used.
     """
-    entry.path.parent.mkdir(parents=True, exist_ok=True)
+    entry.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # On a disk without system locks, filelock's soft lock would outlive a killed process.
     lock = FileLock(entry.path.with_suffix(".lock"), thread_local=False, fallback_to_soft=False)
     try:
@@ -245,18 +279,26 @@ def _write(
     entry: Entry,
 ) -> Kept:
     for leftover in temporary_siblings(entry.path):  # of a process that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
-    with whole_directory(entry.path) as partial:
+        # Where locks hold on one node alone, another node may be writing a young one.
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(leftover, ignore_errors=True)
+    mapped: Sequence[pa.RecordBatch] = ()
+    with suppress(_SourceChanged), whole_directory(entry.path) as partial:
         file = partial / _ROWS
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for batch in _join(batches):
                 writer.write_batch(batch)
         about: Mapping[str, object] = {"checksum": _hash_files([file]), "facts": facts()}
         (partial / _FACTS).write_text(json.dumps(about), encoding="utf-8")
-    mapped = _map(entry.path / _ROWS)
-    if not entry.is_current():  # The name speaks of other rows; what is mapped stays.
-        shutil.rmtree(entry.path, ignore_errors=True)
+        mapped = _map(file)  # stays, wherever the file goes
+        if not entry.is_current():
+            raise _SourceChanged
     return mapped, facts()
+
+
+class _SourceChanged(Exception):
+    """The rows are of other files than those that the entry is named after."""
 
 
 def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -41,7 +41,7 @@ from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.stored import StoredRows, encode, hashed_parts
 from plimsoll.data.streamed import StreamedRows, read_blocks
 from plimsoll.data.template import Draft, Template, has_control_tokens, render_drafts
-from plimsoll.errors import ConfigError, DataError
+from plimsoll.errors import CannotWrite, ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import Prompt, Row
 from plimsoll.run.numbers import plural
@@ -256,9 +256,13 @@ def load_rows(
     if source.streaming:
         return _stream(data, source, template, kind, observer)
     made_by = [kind.name, source_name(data, source), *kind.made_by]
-    entry = find_entry(data, source, template, made_by)
+    entry = find_entry(data, source, template, made_by, observer.note)
     kept = None if entry is None else read_entry(entry, observer.note)
-    return _loaded(*(kept or _make(data, source, template, kind, observer, entry)))
+    try:
+        return _loaded(*(kept or _make(data, source, template, kind, observer, entry)))
+    except CannotWrite as error:  # after all that was made is gone
+        observer.note(f"rows are made again, and not kept (data.cache): {error}")
+        return _loaded(*_make(data, source, template, kind, observer, None))
 
 
 def _stream(

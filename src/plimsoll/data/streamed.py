@@ -10,9 +10,10 @@ quick, and not tokenised.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -20,8 +21,10 @@ import numpy as np
 
 from plimsoll.data.order import ENDLESS
 from plimsoll.data.stored import StoredRows
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Ints
 from plimsoll.run.files import append_whole, write_whole
+from plimsoll.run.numbers import plural
 
 BLOCK_ROWS = 4096
 """Rows of a block: they are in memory, and among them items are shuffled."""
@@ -33,11 +36,13 @@ RowT = TypeVar("RowT")
 def read_blocks(read: Callable[[], Iterator[RowT]]) -> Iterator[list[RowT]]:
     """Yield blocks of rows without end; `read` returns the rows of the source from the first on.
 
-    A source without rows gives one block without rows.
+    A source without rows gives one block without rows. Raises DataError if it has none any more.
     """
-    while True:
+    for number in count():
         rows = read()
         block = list(islice(rows, BLOCK_ROWS))
+        if number and not block:
+            raise DataError("a stream's source had rows, and has none any more")
         yield block
         while block := list(islice(rows, BLOCK_ROWS)):
             yield block
@@ -97,7 +102,7 @@ class StreamedRows(StoredRows[T]):
         self._first, self._read, self._make = first, read, make
         self._seed: Sequence[int] | None = None
         self._noted: BlockCounts | None = None
-        self._counts: list[int] = []
+        self._ends: list[int] = []
         self._go_back()
 
     def begin(self, seed: Sequence[int] | None, noted: BlockCounts) -> None:
@@ -107,7 +112,7 @@ class StreamedRows(StoredRows[T]):
             seed: of the permutations; None draws items as they come.
             noted: the counts of blocks that the run has seen before.
         """
-        self._seed, self._noted, self._counts = seed, noted, noted.read()
+        self._seed, self._noted, self._ends = seed, noted, [*accumulate(noted.read())]
         self._go_back()
 
     def __len__(self) -> int:
@@ -120,17 +125,16 @@ class StreamedRows(StoredRows[T]):
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        number, place = 0, index
-        while True:
-            if number == len(self._counts):
-                self._open(number)
-            if place < self._counts[number]:
-                break
-            place -= self._counts[number]
-            number += 1
+        while index >= (self._ends[-1] if self._ends else 0):
+            self._open(len(self._ends))
+        number = bisect_right(self._ends, index)
         if number != self._number:
             self._open(number)
-        return self._items[int(self._order[place])]
+        return self._items[int(self._order[index - self._begin_of(number)])]
+
+    def _begin_of(self, number: int) -> int:
+        """Return the number of items in the blocks before one."""
+        return self._ends[number - 1] if number else 0
 
     def _go_back(self) -> None:
         """Go to the first block, which has been made."""
@@ -148,12 +152,22 @@ class StreamedRows(StoredRows[T]):
 
     def _take(self, number: int, items: Sequence[T]) -> None:
         """Have items of a block, in the order in which they are drawn; note how many are new."""
+        if number < len(self._ends):
+            before = self._ends[number] - self._begin_of(number)
+            if before != len(items):
+                key = "a stream" if self._noted is None else self._noted.key
+                raise ConfigError(
+                    f"{key}: block {number} of its rows gives {plural(len(items), 'item')} now, "
+                    f"and gave {before:,} when it was drawn from: its files or settings are "
+                    "others. Which rows come next is not known: use those of before, or begin a "
+                    "new run"
+                )
         self._number, self._items = number, items
         self._order: Ints = np.arange(len(items))
         if self._seed is not None:
             keys = np.random.PCG64([*self._seed, number]).random_raw(len(items))
             self._order = np.argsort(keys, kind="stable")
-        if number == len(self._counts) and self._noted is not None:
-            self._noted.add(number, len(items))
-        if number == len(self._counts):
-            self._counts.append(len(items))
+        if number == len(self._ends):
+            if self._noted is not None:
+                self._noted.add(number, len(items))
+            self._ends.append(self._begin_of(number) + len(items))

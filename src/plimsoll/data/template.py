@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE_ANSWER = "An answer."
+_DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)["']\s*\)""")
 
 T = TypeVar("T")
 
@@ -81,6 +83,16 @@ class Template:
     def writes_date(self) -> bool:
         """Whether the chat template asks for the date."""
         return "strftime_now" in (self.jinja or "")
+
+    @property
+    def dates(self) -> list[str]:
+        """What the chat template writes of the date; all of it, if that is not known."""
+        if not self.writes_date or self.date is None:
+            return []
+        formats = _DATE_FORMAT.findall(self.jinja or "")
+        if len(formats) < (self.jinja or "").count("strftime_now"):
+            return [self.date]
+        return [datetime.fromisoformat(self.date).strftime(format_) for format_ in formats]
 
     @cached_property
     def variables(self) -> Mapping[str, Any]:

@@ -279,16 +279,19 @@ def _watch_last_loop(template: nodes.Template, end_iteration: nodes.Expr) -> boo
     loop, rest = template.body[loops[-1]], template.body[loops[-1] + 1 :]
     changed = {ref.name for ref in template.find_all(nodes.NSRef)}
     names = {name.name for node in rest for name in _all(node, nodes.Name)}
+    read = [get.node for node in rest for get in _all(node, (nodes.Getattr, nodes.Getitem))]
+    plain = all(isinstance(of, nodes.Name) and of.name in ("messages", "tools") for of in read)
     called = {call.node for node in rest for call in _all(node, nodes.Call)}
     simple = all(isinstance(f, nodes.Name) and f.name in _CALLED for f in called)
     drawn = any(f.name == "random" for f in template.find_all(nodes.Filter))
     kept = any(name.name in ("cycler", "joiner") for name in template.find_all(nodes.Name))
     end = nodes.Output([end_iteration]).set_lineno(loop.lineno)
     loop.body.append(end.set_environment(template.environment))
-    return simple and not (loop.else_ or loop.test or names & changed or drawn or kept)
+    alone = not (loop.else_ or loop.test or loop.recursive)
+    return simple and plain and alone and not (names & changed or drawn or kept)
 
 
-def _all(node: nodes.Node, kind: type[nodes.Node]) -> list[Any]:
+def _all(node: nodes.Node, kind: type[nodes.Node] | tuple[type[nodes.Node], ...]) -> list[Any]:
     return [*node.find_all(kind), *([node] if isinstance(node, kind) else [])]
 
 

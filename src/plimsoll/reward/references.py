@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ _NONE: Mapping[str, EnvironmentConfig] = MappingProxyType({})
 _SETTINGS: Code = "reward-settings"
 _ATTRIBUTE = "check_reference"
 _VOTING = "voting"
+_LIBRARIES = ("math-verify", "sympy")
 _PROCESSES = "helper_processes"
 _MACHINE = "needs_machine"
 _EPISODES = "reads_episodes"
@@ -179,13 +181,20 @@ def reference_check(reward: partial[Any]) -> Check | None:
 
 
 def describe_check(check: Check) -> list[str]:
-    """Return what tells a check of references from others: its name, options and source file."""
+    """Return what tells a check of references from others: its name, options and source files.
+
+    The files of Plimsoll's own checks are all of this package; they use two libraries.
+    """
     function = inspect.unwrap(getattr(check, "func", check))
     name = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
     options = repr(sorted(getattr(check, "keywords", {}).items()))
     with suppress(TypeError, OSError):  # no function of Python, or its file is gone
-        code = Path(inspect.getsourcefile(function) or "").read_bytes()
-        return [name, options, xxhash.xxh3_128_hexdigest(code)]
+        file = Path(inspect.getsourcefile(function) or "")
+        is_own = file.parent == Path(__file__).parent
+        files = sorted(file.parent.glob("*.py")) if is_own else [file]
+        code = b"".join(path.read_bytes() for path in files)
+        libraries = [version(library) for library in _LIBRARIES] if is_own else []
+        return [name, options, xxhash.xxh3_128_hexdigest(code), *libraries]
     return [name, options]
 
 

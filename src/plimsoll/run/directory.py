@@ -264,9 +264,10 @@ class TrajectoryPruner:
         if kept.last is None:
             return
         until = step - kept.last
-        if config.keep_checkpoints and (config.save_every or config.best):
+        if config.keep_checkpoints:
             last_checkpoints = [*self._run.checkpoints()][-config.keep_checkpoints :]
-            until = min(until, *last_checkpoints[:1] or [0])
+            if last_checkpoints or config.save_every or config.best:
+                until = min(until, *last_checkpoints[:1] or [0])
         for old in range(self._pruned + 1, until + 1):
             if kept.every is None or old % kept.every:
                 self._run.trajectories_path(old).unlink(missing_ok=True)

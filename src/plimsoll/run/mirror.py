@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from plimsoll.config.run import RunConfig
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import CheckpointDamaged, ConfigError, PlimsollError
 from plimsoll.run.directory import RunDirectory, is_checkpoint_name
 from plimsoll.run.files import remove_directory, whole_directory, whole_file
 from plimsoll.run.state import (
@@ -94,13 +94,14 @@ class Mirror:
     def following(self, run: RunDirectory) -> Iterator[None]:
         """During the block, copy the run in a thread after each `wake`; copy all at its end.
 
-        An interrupt (a second Ctrl-C) waits for nothing.
+        An interrupt (a second Ctrl-C) waits for nothing. After a CheckpointDamaged nothing is
+        copied: the copy of that checkpoint may be whole, and is fetched next.
         """
         thread = Thread(target=self._follow, args=(run,), name="mirror", daemon=True)
         thread.start()
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, CheckpointDamaged):
             raise
         except BaseException:
             self._end(thread)

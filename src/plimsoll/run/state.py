@@ -239,12 +239,15 @@ def find_damage(directory: Path, *, with_roles: bool = True) -> str:
     differences = [*other_sizes(directory, files)]
     if not differences:
         own = [file for file in files if with_roles or "/" not in file.name]
-        differences = other_contents(directory, own)
+        try:
+            differences = other_contents(directory, own)
+        except OSError as error:
+            differences = [f"it cannot be read: {error}"]
     return "; ".join(differences)
 
 
 def other_contents(directory: Path, files: Iterable[SavedFile]) -> list[str]:
-    """Return a text for each file that cannot be read or has another checksum."""
+    """Return a text for each file that has another checksum. Raises OSError if one is not read."""
     with ThreadPoolExecutor(_READERS) as readers:
         found = readers.map(lambda file: _other_content(directory, file), files)
         return [difference for difference in found if difference]
@@ -261,10 +264,7 @@ def other_sizes(directory: Path, files: Iterable[SavedFile]) -> Iterator[str]:
 
 
 def _other_content(directory: Path, file: SavedFile) -> str:
-    try:
-        found = measure_file(directory, file.name)
-    except OSError as error:
-        return f"{file.name} cannot be read: {error}"
+    found = measure_file(directory, file.name)
     if found == file:
         return ""
     return f"{file.name} has the xxh3 checksum {found.xxh3} ({file.xxh3} expected)"

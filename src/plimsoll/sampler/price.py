@@ -270,7 +270,7 @@ def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool) -> Item
     formula = f"{each} bytes ({words} {columns} columns) x {longest:,} tokens x "
     formula += f"{sampling.sequences:,} trajectories"
     name = "a step's data in the object store" if in_store else "a step's data"
-    if spec.run.keep_trajectories and not in_store:
+    if spec.run.keep_trajectories.are_written and not in_store:
         rows, each = min(ROWS_OF_A_GROUP, sampling.sequences), _WRITTEN + _NUMBER * columns
         size += each * longest * rows
         formula += f" + {each} bytes x {longest:,} tokens x {rows} rows being written"

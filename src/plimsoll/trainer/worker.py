@@ -21,6 +21,7 @@ from plimsoll.algorithm.sequences import sums
 from plimsoll.config.cluster import RankSleep
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import DecidedRoute
+from plimsoll.errors import ConfigError
 from plimsoll.machine.faults import fault_point
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.incident import OutOfMemory
@@ -526,8 +527,17 @@ class Worker:
         return self._checkpoints.pop(role).result()
 
     def find_damage(self, directory: Path, files: Sequence[SavedFile]) -> list[str]:
-        """Return what differs from the manifest in this rank's share of a role's files."""
-        return other_contents(directory, share_of(files, self._place.rank, self._place.ranks))
+        """Return what differs from the manifest in this rank's share of a role's files.
+
+        Raises ConfigError if a file cannot be read here, which is no damage.
+        """
+        try:
+            return other_contents(directory, share_of(files, self._place.rank, self._place.ranks))
+        except OSError as error:
+            raise ConfigError(
+                f"{directory} cannot be read on this rank's node: {error}. Mend its file system, "
+                "or put run.directory where all nodes reach it"
+            ) from error
 
     def load_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Load a role's checkpoint, also if it was divided over the ranks in another way.

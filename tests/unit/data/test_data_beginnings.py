@@ -58,6 +58,11 @@ SLOW = {
     "refuses": "{% for m in messages %}{% if loop.index > 4 %}{{ raise_exception('many') }}"
     "{% endif %}{{ m.content }}{% endfor %}" + ASKS,
     "no loop": "{{ messages[0].content }}" + ASKS,
+    "recursive": "{% for m in messages recursive %}{{ m.content }}{% endfor %}" + ASKS,
+    "another name": "{% set ns = namespace(n=0) %}{% set other = ns %}{% for m in messages %}"
+    "{% set ns.n = ns.n + 1 %}{{ m.content }}{% endfor %}{{ other.n }}",
+    "a state in a list": "{% set ns = namespace(n=0) %}{% set held = [ns] %}"
+    "{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ m.content }}{% endfor %}{{ held[0].n }}",
     "list": "{{ messages is iterable }}{{ messages is mapping }}{{ (messages + messages)[0].role }}"
     + LOOP,
 }

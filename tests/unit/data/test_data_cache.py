@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import date
@@ -72,6 +75,7 @@ KINDS: dict[str, tuple[Load, dict[str, str]]] = {
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of any size are kept, in a directory of the test's own."""
     monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(cache, "FEW_ROWS", 0)
     monkeypatch.setenv("PLIMSOLL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -187,9 +191,24 @@ def test_a_template_that_writes_the_time_of_rendering_keeps_no_rows(tokenizer: T
     named = KINDS["samples"][1]
     load(tokenizer, settings([ROW], named, chat_template=clock))
     assert not entries()
-    load(tokenizer, settings([ROW], named, chat_template=clock, date="2026-01-01"))
-    load(tokenizer, settings([ROW], named, chat_template=clock, date="2026-01-02"))
-    assert len(entries()) == 2
+
+
+def test_rows_are_those_of_what_a_template_writes_of_the_date(tokenizer: Tokenizer) -> None:
+    named, written = KINDS["samples"][1], str(tokenizer.chat_template)
+    day, any_ = "{{ strftime_now('%d %b') }}", "{% set f = '%d' %}{{ strftime_now(f) }}"
+    dates = ("2026-01-01T08:00:00", "2026-01-01T09:00:00", "2026-01-02T09:00:00")
+    for clock, counts in ((day, (1, 1, 2)), (any_, (3, 4, 5))):
+        for moment, count in zip(dates, counts, strict=True):
+            load(tokenizer, settings([ROW], named, chat_template=clock + written, date=moment))
+            assert len(entries()) == count
+
+
+def test_a_few_rows_of_a_file_are_not_looked_for(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "FEW_ROWS", 1)
+    load(tokenizer, settings([ROW, ROW], {**KINDS["samples"][1], "limit": 1}))
+    assert not entries()
 
 
 def shorten(entry: Path) -> None:
@@ -234,13 +253,62 @@ def test_rows_that_stop_a_run_are_not_kept(tokenizer: Tokenizer) -> None:
     assert not entries() and not [*Path("cache").glob(".rows*")]
 
 
-def test_what_a_killed_process_left_is_removed(tokenizer: Tokenizer) -> None:
+def test_what_a_killed_process_left_is_removed_after_a_day(tokenizer: Tokenizer) -> None:
+    """A young one may be that of a process of another node."""
     data = settings([ROW], KINDS["samples"][1])
     load(tokenizer, data)
     [entry] = entries()
-    entry.rename(leftover := entry.with_name(f".{entry.name}.partial-12345678"))
+    for age, is_left in ((0, True), (25 * 3600, False)):
+        entry.rename(leftover := entry.with_name(f".{entry.name}.partial-12345678"))
+        os.utime(leftover, (time.time() - age,) * 2)
+        load(tokenizer, data)
+        assert entries() == [entry] and leftover.exists() == is_left
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def test_an_entry_that_cannot_be_written_stops_no_run(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.ipc.new_file", fill)
+    data, notes = settings([ROW, ROW], KINDS["samples"][1]), list[str]()
+    loaded = load(tokenizer, data, observer=Observer(note=notes.append))
+    assert len(loaded.items) == 2 and not entries()
+    assert len(notes) == 1 and "data.cache" in notes[0]
+
+
+def test_an_entry_is_its_owners_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, notes = settings([ROW], KINDS["samples"][1]), list[str]()
     load(tokenizer, data)
-    assert entries() == [entry] and not leftover.exists()
+    assert Path("cache").stat().st_mode & 0o777 == 0o700
+    own = os.getuid()
+    os.chown(entries()[0], own + 1, -1) if own == 0 else monkeypatch.setattr(
+        os, "getuid", lambda: own + 1
+    )
+    load(tokenizer, data, observer=Observer(note=notes.append))
+    assert any("another user" in note for note in notes)
+
+
+def test_a_file_that_comes_while_rows_are_made_is_no_part_of_what_is_kept(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("rows").mkdir()
+    settings([ROW], KINDS["samples"][1])
+    Path("rows.jsonl").rename("rows/train-0.jsonl")
+    train = {"path": "rows", **KINDS["samples"][1]}
+    data = DataConfig.model_validate({"train": train})
+    read: Any = vars(loading)["read_rows"]
+
+    def add(*arguments: Any, **named: Any) -> Any:
+        shutil.copy("rows/train-0.jsonl", "rows/train-1.jsonl")
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(loading, "read_rows", add)
+    assert len(load(tokenizer, data).items) == 2 and not entries()
 
 
 def test_one_process_makes_rows_and_others_wait(tokenizer: Tokenizer) -> None:

@@ -18,7 +18,7 @@ from plimsoll.data.loading import Observer
 from plimsoll.data.stored import column_of, fingerprint
 from plimsoll.data.streamed import BlockCounts, StreamedRows
 from plimsoll.data.template import make_template
-from plimsoll.errors import DataError
+from plimsoll.errors import ConfigError, DataError
 
 SEED = (3, 0)
 
@@ -102,6 +102,26 @@ def test_a_resumed_stream_goes_on_exactly(
     assert answers(items, tokenizer, *range(17, 20)) == drawn[17:20]
     assert made == ([4, 2] if keeps_counts else [4, 2, 4, 4, 2])
     assert answers(items, tokenizer, 1, 29, 12) == [drawn[i] for i in (1, 29, 12)]
+
+
+@pytest.mark.parametrize("rows", [ROWS[:9], [*ROWS, ROWS[0]]])
+def test_a_stream_whose_rows_were_changed_does_not_go_on(
+    tokenizer: Tokenizer, rows: Sequence[object]
+) -> None:
+    """Blocks begin elsewhere then, so rows would be lost or drawn twice."""
+    write(ROWS)
+    answers(begun(tokenizer), tokenizer, *range(30))
+    write(rows)
+    with pytest.raises(ConfigError, match=r"data\.train: block 2 .* gave 2"):
+        answers(begun(tokenizer), tokenizer, 9)
+
+
+def test_a_stream_that_has_no_rows_any_more_ends(tokenizer: Tokenizer) -> None:
+    write(ROWS)
+    items = begun(tokenizer)
+    write([])
+    with pytest.raises(DataError, match="none any more"):
+        answers(items, tokenizer, *range(12))
 
 
 def test_documents_and_bad_rows_give_any_number_of_items(tokenizer: Tokenizer) -> None:

@@ -182,6 +182,18 @@ def test_trajectories_that_are_not_kept_go_once_no_resume_needs_them(
     assert list(run.trajectories()) == left
 
 
+def test_trajectories_after_the_only_checkpoint_stay(tmp_path: Path) -> None:
+    """Such as one of Ctrl-C, in a run that writes no others."""
+    run = RunDirectory(tmp_path)
+    settings = RunConfig(directory=str(tmp_path), keep_trajectories=KeptTrajectories(last=2))
+    pruner = TrajectoryPruner(run, settings)
+    save(run, 3)
+    for step in range(1, 11):
+        write_whole(run.trajectories_path(step), "")
+        pruner.prune(step)
+    assert list(run.trajectories()) == [*range(4, 11)]
+
+
 def test_no_trajectories_are_written_where_none_are_kept() -> None:
     written = [
         KeptTrajectories.model_validate(value).are_written
@@ -292,7 +304,7 @@ def test_the_best_checkpoint_is_never_pruned(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
     program = """
 import sys
-from plimsoll.config.run import RunConfig
+from plimsoll.config.run import KeptTrajectories, RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import open_run
 try:
@@ -324,7 +336,7 @@ def test_a_lock_just_taken_names_no_process(number: str, tmp_path: Path) -> None
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
-from plimsoll.config.run import RunConfig
+from plimsoll.config.run import KeptTrajectories, RunConfig
 from plimsoll.run.directory import open_run
 run = open_run(RunConfig(directory=sys.argv[1], steps=1))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.run.state import MANIFEST, find_damage, measure_file, read_manifest, write_manifest
+from plimsoll.run.state import (
+    MANIFEST,
+    SavedFile,
+    find_damage,
+    measure_file,
+    other_contents,
+    read_manifest,
+    write_manifest,
+)
 
 
 def save(directory: Path, files: dict[str, bytes]) -> None:
@@ -90,3 +98,10 @@ def test_roles_files_are_left_to_their_ranks(tmp_path: Path) -> None:
     assert find_damage(tmp_path, with_roles=False).startswith("state.json has the xxh3 checksum")
     (tmp_path / "actor" / "rank-00000-00000.safetensors").write_text("22")
     assert "has 2 bytes (1 expected)" in find_damage(tmp_path, with_roles=False)
+
+
+def test_a_file_that_ranks_cannot_read_is_no_damage(tmp_path: Path) -> None:
+    """A node that has lost its disk says nothing of the checkpoint, which must keep its name."""
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError):
+        other_contents(tmp_path, [SavedFile("file", 1, "0")])

@@ -13,8 +13,8 @@ import pytest
 from fsspec.core import url_to_fs
 
 from plimsoll.config.run import RunConfig
-from plimsoll.errors import ConfigError
-from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.errors import CheckpointDamaged, ConfigError
+from plimsoll.run.directory import RunDirectory, leave_out_damaged, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows
 from plimsoll.run.mirror import Mirror
@@ -128,6 +128,21 @@ def test_a_damaged_copy_is_left_out(tmp_path: Path, url: str) -> None:
     assert "step-000004 is damaged" in notes[0]
     assert [*RunDirectory(tmp_path / "again").checkpoints()] == [2]
     assert {name.split("/")[1] for name in contents(url) if "/actor" in name} == {"step-000002"}
+
+
+def test_a_checkpoint_that_ranks_find_damaged_is_fetched_again(tmp_path: Path, url: str) -> None:
+    mirrored(tmp_path / "run", url, (2, 4))
+
+    def damage(run: RunDirectory) -> None:
+        (run.checkpoint_path(4) / "actor" / "weights").write_text("weights of 5")
+        raise leave_out_damaged(run, 4, "actor/weights has another checksum")
+
+    with pytest.raises(CheckpointDamaged):
+        mirrored(tmp_path / "run", url, (), damage)
+    notes = mirrored(tmp_path / "run", url, ())
+    run = RunDirectory(tmp_path / "run")
+    assert notes == [f"{run.checkpoint_path(4)} was fetched from {url}"]
+    assert find_damage(run.checkpoint_path(4)) == ""
 
 
 def test_a_directory_with_a_checkpoint_as_new_fetches_nothing(tmp_path: Path, url: str) -> None:

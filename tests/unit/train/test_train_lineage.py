@@ -12,12 +12,14 @@ from plimsoll.jobs import JOBS
 from plimsoll.resolve.run_spec import resolve
 from plimsoll.train.session import lineage_of
 
+TRAIN = {"path": "rows.jsonl", "prompt": "prompt"}
+
 
 def lineage(**changes: Any) -> str:
     values = {
         "run": {"directory": "out", "steps": 1},
         "cluster": {"device": "cpu"},
-        "data": {"train": {"path": "rows.jsonl", "prompt": "prompt"}},
+        "data": {"train": TRAIN},
         "batch": {"prompts": 8, "responses": 2},
         "actor": {"model": {"path": "model"}},
         "rewards": {"length": {"name": "length"}},
@@ -32,6 +34,9 @@ def lineage(**changes: Any) -> str:
         {"rollout": {"transformers": {}, "engines": 2}},
         {"cluster": {"device": "cpu", "ranks": 2}},
         {"run": {"directory": "out", "steps": 9}},
+        {"data": {"train": TRAIN, "processes": 2, "cache": "none"}},
+        {"rollout": {"transformers": {}, "engines": 4, "sync": {"bucket_bytes": 2**20}}},
+        {"batch": {"prompts": 8, "responses": 2, "epochs": 1}},  # the default
     ],
     ids=lambda changes: next(iter(changes)),
 )

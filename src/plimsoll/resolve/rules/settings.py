@@ -57,6 +57,8 @@ def _streams(spec: RunSpec[Any]) -> Iterator[Problem]:
             why = f"plimsoll {spec.job.name} looks at all rows before it begins."
         elif spec.run.epochs is not None:
             why = "The rows of a stream are not counted, and run.epochs is given."
+        elif getattr(getattr(spec.config, "reference_logprobs", None), "precompute", False):
+            why = "reference_logprobs.precompute reads all rows before the first step."
         if why:
             fix = "run.steps" if "epochs" in why else f"leave {key}.streaming out"
             yield Section(key, source).conflict("streaming", why, fix, "data-streaming")
