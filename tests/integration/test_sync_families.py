@@ -16,6 +16,8 @@ from decided import decided_model, decided_role
 from test_run_sync import BOUND, Pair
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Glm4MoeConfig,
     MixtralConfig,
     Phi3Config,
@@ -87,6 +89,17 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
         moe_intermediate_size=32,
         first_k_dense_replace=1,
     ),
+}
+LATENT: dict[str, Any] = {
+    **SIZES,
+    **{"q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+    **{"v_head_dim": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
+    **{"topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    "first_k_dense_replace": 1,
+}
+MODELS |= {
+    "deepseek_v2": lambda: DeepseekV2Config(**LATENT),
+    "deepseek_v3": lambda: DeepseekV3Config(**LATENT, topk_method="noaux_tc"),
 }
 AT_ONCE = ("qwen2", "gemma3")
 

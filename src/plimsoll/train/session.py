@@ -500,13 +500,13 @@ def total_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
 def lineage_of(spec: RunSpec[Any]) -> str:
     """Return a fingerprint of the settings that decide what a run samples.
 
-    The seed is among them. The rest of `run`, `cluster` and the number of engines are not: a run
-    may go on with fewer nodes. Settings with their default are left out, so a key that a later
-    version adds changes nothing.
+    The seed is among them. The rest of `run`, `cluster`, the number of engines and how they get
+    weights are not: a run may go on with fewer nodes. Settings with their default are left out, so
+    a key that a later version adds changes nothing.
     """
     where = {
-        **{"run": True, "cluster": True, "data": {"cache", "processes"}},
-        "rollout": {"engines": True, "sync": {"bucket_bytes"}},
+        **{"run": True, "cluster": True},
+        **{"data": {"cache", "processes"}, "rollout": {"engines", "sync"}},
     }
     settings = spec.written.model_dump(mode="json", exclude=where, exclude_defaults=True)
     text = json.dumps([spec.run.seed, settings], sort_keys=True)

@@ -44,7 +44,7 @@ Left to auto
   kernels          own, since Liger's are for GPUs
   attention        sdpa, since varlen_attn is for GPUs
   sync.route       host, since ranks and engines compute on CPUs
-  sync.bucket_bytes  256 MiB, since no card is known
+  sync.bucket_bytes 256 MiB, since no card is known
 A step
   sequences        8 prompts x 4 responses = 32
   tokens           at most 100 + 28 = 128 a sequence, 4,096 in all

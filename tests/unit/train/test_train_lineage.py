@@ -36,7 +36,7 @@ def lineage(**changes: Any) -> str:
         {"run": {"directory": "out", "steps": 9}},
         {"data": {"train": TRAIN, "processes": 2, "cache": "none"}},
         {"rollout": {"transformers": {}, "engines": 4, "sync": {"bucket_bytes": 2**20}}},
-        {"batch": {"prompts": 8, "responses": 2, "epochs": 1}},  # the default
+        {"rollout": {"transformers": {}, "engines": 4, "staleness": 0}},  # the default
     ],
     ids=lambda changes: next(iter(changes)),
 )
