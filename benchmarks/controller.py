@@ -134,7 +134,7 @@ class Measured:
 PROMPT, RESPONSE, GROUP, STREAMS = 256, 8192, 16, 64
 """Tokens of a prompt and of a response, responses of a prompt, and data-parallel streams."""
 T134 = 1024 * GROUP * RESPONSE
-TOKENS = tuple(2**e * GROUP * RESPONSE for e in range(2, 6))
+TOKENS = tuple(2**e * GROUP * RESPONSE for e in range(4, 8))
 STEPS = (1000, 2000, 4000, 8000)
 CALLS = tuple(4**e * 256 for e in range(4))
 
