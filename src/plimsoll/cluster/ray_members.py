@@ -69,7 +69,7 @@ def find_places(
     if device == "cpu":
         for claim in claims:
             numbers = [cluster.node_of(claim.group, i, claim.count) for i in range(claim.count)]
-            places[claim.group] = [_on_node(nodes[number]) for number in numbers]
+            places[claim.group] = [on_node(nodes[number]) for number in numbers]
         return places
     for reservation in reservations(cluster, claims):
         cards = _reserve(reservation, cluster.start_timeout)
@@ -175,7 +175,7 @@ def shared_homes(specs: Sequence[EngineSpec], ranks: Sequence[Member]) -> list[E
     rank_cards = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
     shared = shared_placement(rank_cards, len(specs), specs[0].rollout.degrees)
     pairs = zip(specs, shared, strict=True)
-    return [EngineHome(spec, _on_node(place.node_id), place.cards) for spec, place in pairs]
+    return [EngineHome(spec, on_node(place.node_id), place.cards) for spec, place in pairs]
 
 
 def create_engine(home: EngineHome) -> Any:
@@ -197,7 +197,8 @@ def create_engine(home: EngineHome) -> Any:
     return actor.remote(os.getcwd(), shared)
 
 
-def _on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+    """Return the Ray strategy that puts an actor or a task on a node, and nowhere else."""
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
@@ -207,7 +208,7 @@ def call_on_node(
     """Call a function with `pids` on a node; return its result, or None if the node is too slow."""
     if node_id == ray.get_runtime_context().get_node_id():
         return function(pids)
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on_node(node_id))(function)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node_id))(function)
     try:
         result: R = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
     except RayError:  # the node is gone, or too busy

@@ -13,9 +13,9 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from plimsoll.cluster.ray_actors import prepare_process
+from plimsoll.cluster.ray_members import on_node
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.faults import fault_settings
@@ -74,9 +74,9 @@ class RewardNodes:
         environment = ray.put(dict(os.environ))
         self._addresses = nodes
         self._actors: dict[str, Any] = {
-            node_id: actor.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-            ).remote(os.getcwd(), environment)
+            node_id: actor.options(scheduling_strategy=on_node(node_id)).remote(
+                os.getcwd(), environment
+            )
             for node_id in nodes
         }
         self._open: Counter[str] = Counter()

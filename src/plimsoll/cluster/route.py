@@ -50,7 +50,6 @@ class ActorRoute:
         self._cluster, self.role = cluster, role
         self._largest = largest_pack
         self._rollout = rollout
-        self._as_published = rollout.engine.as_published
         self.name = rollout.sync.decided_route
         self._all = all_first
         self._channels: tuple[Channel, ...] = ()
@@ -70,7 +69,7 @@ class ActorRoute:
             raise
 
     def _transfer(self, bucket_bytes: int, version: int, rehearsal: Rehearsal | None) -> int:
-        cluster, published = self._cluster, self._as_published
+        cluster, published = self._cluster, self._rollout.engine.as_published
         samples_beside = self._rollout.staleness > 0
         if samples_beside:
             cluster.engines_do(RolloutEngine.pause)
@@ -105,7 +104,8 @@ class ActorRoute:
         self, bucket_bytes: int, only_trained: bool, layers: tuple[str, ...] | None
     ) -> WeightPlan:
         """Return the plan of a transfer, which is made once."""
-        asked = bucket_bytes, self._as_published, only_trained, layers
+        published = self._rollout.engine.as_published
+        asked = bucket_bytes, published, only_trained, layers
         if asked not in self._plans:
             self._plans[asked] = self._cluster.first(Worker.weight_plan, self.role, *asked)
         return self._plans[asked]

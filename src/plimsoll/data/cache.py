@@ -166,7 +166,8 @@ def _files(source: SourceConfig) -> Sequence[Path] | None:
 
 
 def _stamps(files: Iterable[Path]) -> Stamps:
-    return [(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = ((file, file.stat()) for file in files)
+    return [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 
 
 def _hash_files(files: Iterable[Path]) -> str:

@@ -8,6 +8,7 @@ JSON. `key` is a hash of the tokens alone, and tells which rows are the same.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -149,7 +150,32 @@ _DECODE: Mapping[bytes, Callable[[Cell], Any]] = MappingProxyType(
 )
 
 
-class StoredRows(Sequence[T]):
+class LazyItems(Sequence[T]):
+    """Items that are made when they are asked for."""
+
+    @abstractmethod
+    def item(self, place: int) -> T:
+        """Return an item by its place, from 0."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        places = range(len(self))[index]
+        return self.item(places) if isinstance(places, int) else [*map(self.item, places)]
+
+
+def part_of(ends: Sequence[int], place: int) -> tuple[int, int]:
+    """Return the part of a whole that has a place, and the place within it.
+
+    `ends` has the place after the last one of each part.
+    """
+    number = bisect_right(ends, place)
+    return number, place - (ends[number - 1] if number else 0)
+
+
+class StoredRows(LazyItems[T]):
     """The items of a source, as rows of a table; each access makes the item anew."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], fingerprint: str) -> None:
@@ -162,22 +188,15 @@ class StoredRows(Sequence[T]):
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        number = bisect_right(self._ends, place)
-        before = self._ends[number - 1] if number else 0
+    def item(self, place: int) -> T:
+        """Return the item of a row."""
+        number, row = part_of(self._ends, place)
 
         def cell(name: str) -> Any:
             values = self.table.column(name).chunk(number)
             if not isinstance(values, pa.LargeListArray):
-                return values[place - before].as_py()
-            start, end = (values.offsets[place - before + i].as_py() for i in (0, 1))
+                return values[row].as_py()
+            start, end = (values.offsets[row + i].as_py() for i in (0, 1))
             view = values.values.slice(start, end - start).to_numpy(zero_copy_only=False)
             return view.copy()  # torch takes no array that cannot be written to
 
@@ -185,7 +204,7 @@ class StoredRows(Sequence[T]):
         return item
 
 
-class JoinedRows(Sequence[T]):
+class JoinedRows(LazyItems[T]):
     """The items of several sources, one source after the other."""
 
     def __init__(
@@ -205,16 +224,10 @@ class JoinedRows(Sequence[T]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        number = bisect_right(self._ends, place)
-        item = self.parts[number][place - (self._ends[number - 1] if number else 0)]
+    def item(self, place: int) -> T:
+        """Return the item of a source, as it is here."""
+        number, within = part_of(self._ends, place)
+        item = self.parts[number][within]
         return item if self._change is None else self._change(place, item)
 
 

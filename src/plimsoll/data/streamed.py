@@ -10,17 +10,16 @@ quick, and not tokenised.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
 from plimsoll.data.order import ENDLESS
-from plimsoll.data.stored import StoredRows
+from plimsoll.data.stored import StoredRows, part_of
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Ints
 from plimsoll.run.files import append_whole, write_whole
@@ -118,19 +117,14 @@ class StreamedRows(StoredRows[T]):
     def __len__(self) -> int:
         return ENDLESS
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        while index >= (self._ends[-1] if self._ends else 0):
+    def item(self, place: int) -> T:
+        """Return the item of a place, after opening its block."""
+        while place >= (self._ends[-1] if self._ends else 0):
             self._open(len(self._ends))
-        number = bisect_right(self._ends, index)
+        number, within = part_of(self._ends, place)
         if number != self._number:
             self._open(number)
-        return self._items[int(self._order[index - self._begin_of(number)])]
+        return self._items[int(self._order[within])]
 
     def _begin_of(self, number: int) -> int:
         """Return the number of items in the blocks before one."""
