@@ -500,7 +500,7 @@ class Pack:
     positions_T = [0 1 2 2], cu_seqlens = [0 3 4], shared_S = [0 2], predictor_L = [1 1].
 
     Attributes:
-        learned_T: True for learned tokens.
+        learned_bits: `learned_T` as `np.packbits` gives it, a bit for each token.
         cu_seqlens: The borders in tokens_T between sequences, without shared tokens.
         shared_S: The number of first tokens that each sequence shares with its leader: the nearest
             sequence before it that shares none. 0 if the pack holds all tokens of the sequence.
@@ -509,7 +509,7 @@ class Pack:
     """
 
     tokens_T: NDArray[np.int32]
-    learned_T: Bools
+    learned_bits: NDArray[np.uint8]
     cu_seqlens: NDArray[np.int32]
     shared_S: Ints
     cu_loss_tokens: NDArray[np.int32]
@@ -519,6 +519,11 @@ class Pack:
     def tokens(self) -> int:
         """The number of tokens in the pack (T)."""
         return len(self.tokens_T)
+
+    @property
+    def learned_T(self) -> Bools:
+        """True for learned tokens."""
+        return np.unpackbits(self.learned_bits, count=self.tokens).view(np.bool_)
 
     @property
     def loss_tokens(self) -> int:

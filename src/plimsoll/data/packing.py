@@ -251,11 +251,12 @@ def _part(pack: Pack, samples: Sequence[Sample], first: int, end: int) -> Pack:
 def _samples(pack: Pack) -> list[Sample]:
     """Return the whole sequences of a pack."""
     samples: list[Sample] = []
+    learned_T = pack.learned_T
     for i, leader in enumerate(leaders(pack.shared_S)):
         own, shared = slice(*pack.cu_seqlens[i : i + 2]), int(pack.shared_S[i])
         first = samples[leader].tokens[:shared] if shared else pack.tokens_T[:0]
         tokens = np.concatenate([first, pack.tokens_T[own]])
-        loss_mask = np.concatenate([np.zeros(shared, np.bool_), pack.learned_T[own]])
+        loss_mask = np.concatenate([np.zeros(shared, np.bool_), learned_T[own]])
         samples.append(Sample(tokens, loss_mask))
     return samples
 
@@ -345,7 +346,7 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
     loss_mask = [sequence.loss_mask[shared:] for sequence, shared in parts]
     return Pack(
         tokens_T=np.concatenate(tokens, dtype=np.int32),
-        learned_T=np.concatenate(loss_mask),
+        learned_bits=np.packbits(np.concatenate(loss_mask)),
         cu_seqlens=_cumulative([len(kept) for kept in tokens]),
         shared_S=shared_S,
         cu_loss_tokens=_cumulative([int(kept.sum()) for kept in loss_mask]),

@@ -233,9 +233,9 @@ def samples_in(rollout: RolloutConfig, phase: Phase) -> bool:
     return phase == "rollout" or beside
 
 
-_PACKED, _NUMBER, _TEXT, _WRITTEN = 5, 4, 5, 26
-"""Bytes of a token in a pack (id and loss mask), in a column, and of about five characters; and
-while a row of a file is made of it, beside its columns."""
+_PACKED, _NUMBER, _TEXT, _WRITTEN = 4, 4, 5, 26
+"""Bytes of a token in a pack (its id; a bit of the loss mask is not counted), in a column, and of
+about five characters; and while a row of a file is made of it, beside its columns."""
 
 
 def trajectory_bytes(sampling: Sampling) -> int:

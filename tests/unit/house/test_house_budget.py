@@ -37,13 +37,13 @@ class Size(NamedTuple):
 
 
 BUDGET: dict[str, Size] = {
-    ".": Size(312, 4, 12),
+    ".": Size(315, 4, 12),
     "algorithm": Size(938, 18, 18),
     "cli": Size(969, 7, 1),
     "cluster": Size(1640, 16, 15),
     "commands": Size(2786, 22, 12),
     "config": Size(1730, 19, 6),
-    "data": Size(3155, 20, 27),
+    "data": Size(3156, 20, 27),
     "environment": Size(1629, 17, 18),
     "interop": Size(256, 7, 1),
     "jobs": Size(1051, 19, 1),

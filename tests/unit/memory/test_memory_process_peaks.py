@@ -160,7 +160,7 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     renders = 25 * 2**20  # the process of the chat template
     # of 16 x (256 + 128) tokens: trajectories, packs; log-probs, values, advantages and returns;
     # all of them as rows; and what estimates advantages needs
-    step = (13 + 5 + 4 * 4 + 26 + 4 * 4 + 28) * 16 * 384
+    step = (13 + 4 + 4 * 4 + 26 + 4 * 4 + 28) * 16 * 384
     assert found["controller"]["score"].host == controller + renders + step
     assert found["controller"]["score"].device is None
     first, second = (found[f"rank {i}"]["sync"].device or 0 for i in (0, 1))
