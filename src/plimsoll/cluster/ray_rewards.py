@@ -71,11 +71,12 @@ class RewardNodes:
             runtime_env={"env_vars": fault_settings()},
         )(RewardActor)
         # In the object store, as what an actor is made with is kept where others read it.
-        environment = ray.put(dict(os.environ))
+        # It is held, as an actor that begins again reads it again.
+        self._environment = ray.put(dict(os.environ))
         self._addresses = nodes
         self._actors: dict[str, Any] = {
             node_id: actor.options(scheduling_strategy=on_node(node_id)).remote(
-                os.getcwd(), environment
+                os.getcwd(), self._environment
             )
             for node_id in nodes
         }
