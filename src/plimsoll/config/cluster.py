@@ -177,6 +177,12 @@ class ClusterConfig(Settings):
         return nodes[index * len(nodes) // count]
 
 
+def decided_exchange(cluster: ClusterConfig) -> DecidedExchange:
+    """Return what ranks of a resolved run that share a pack exchange."""
+    assert cluster.sequence_exchange != "auto", "of a run that is resolved"
+    return cluster.sequence_exchange
+
+
 def device_of(cluster: ClusterConfig) -> Device:
     """Return the device that a resolved run computes on."""
     assert cluster.device != "auto", "of a run that is resolved"
