@@ -127,6 +127,17 @@ def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
                 yield Problem("adapter-targets", "error", what, obstacle, fix)
 
 
+def frozen_routers(job: PlannedJob) -> Iterator[Problem]:
+    """Refuse `freeze: router` for a model without experts."""
+    for role, trained in job.spec.trained.items():
+        shape = job.shapes[role]
+        if trained.freeze == "router" and not shape.experts and shape.origin != "guessed":
+            what = f"{role}.freeze is router, and {shape.name} has no router"
+            why = "every token passes all its weights: it is no mixture of experts"
+            fix = f"leave {role}.freeze out, or take a mixture of experts as {role}.model.path"
+            yield Problem("no-router", "error", what, why, fix)
+
+
 def _against_target(shape: ModelShape, target: str) -> str:
     """Return why a target cannot have an adapter; "" if it can."""
     if target == EMBEDDINGS:
@@ -339,7 +350,7 @@ def nodes(job: PlannedJob) -> Iterator[Problem]:
 
 
 PLAN_RULES = (
-    *(positions, other_parts, families, vocabularies, adapter_targets),
+    *(positions, other_parts, families, vocabularies, adapter_targets, frozen_routers),
     *(varlen, engines),
     *(bfloat16_cards, own_kernels, offload),
     *(idle_ranks, idle_cards, nodes, trainers),

@@ -29,6 +29,7 @@ from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.files import plain_name
 from plimsoll.model.logit_chunks import LogitForm
+from plimsoll.model.routers import Routing
 from plimsoll.model.sending import send
 from plimsoll.model.token_logprobs import (
     Entropy,
@@ -94,7 +95,7 @@ def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[N
 class PackTensors:
     """A `records.Pack` on a device; that class describes the fields, with a worked example.
 
-    All tensors are int64 except cu_loss_tokens [S + 1], which is int32.
+    All tensors are int64 except cu_loss_tokens [S + 1], which is int32, and those of `routing`.
     """
 
     tokens_T: Tensor
@@ -103,6 +104,7 @@ class PackTensors:
     predictor_L: Tensor
     targets_L: Tensor
     cu_loss_tokens: Tensor
+    routing: Routing | None = None
 
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
@@ -122,9 +124,11 @@ class PackTensors:
             "cu_loss_tokens": pack.cu_loss_tokens,
         }
         own = {**arrays, **layout_arrays(pack.cu_seqlens, pack.shared_S)}
+        own |= {"routing_T": pack.routing_T}
         sent = send({**own, **columns}, device)
         layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
-        tensors = cls(layout=layout, **{name: sent[name] for name in arrays})
+        routing = Routing(sent["routing_T"]) if "routing_T" in sent else None
+        tensors = cls(layout=layout, routing=routing, **{name: sent[name] for name in arrays})
         return tensors, {column: sent[column] for column in columns}
 
 
@@ -241,6 +245,7 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
         position_ids=pack.positions_T[None],
         use_cache=False,
         layout=pack.layout,
+        **({} if pack.routing is None else {"routing": pack.routing}),
     ).last_hidden_state
     states_L_H: Tensor = hidden_1TH[0].index_select(0, pack.predictor_L)
     return states_L_H

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from plimsoll.records import (
     SAMPLER_LOGPROBS,
     WEIGHT_VERSIONS,
     Column,
+    Experts,
     Prompt,
     RewardPart,
     Trajectory,
@@ -46,9 +48,11 @@ _BRANCH = {
     **{"prompt_tokens": pa.list_(pa.int32()), "response": pa.string()},
     **{"tokens": pa.list_(pa.int32()), "loss_mask": pa.list_(pa.bool_())},
     **{column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in COLUMNS.values()},
-    "finish_reason": pa.string(),
+    **{"finish_reason": pa.string(), "routing": pa.binary()},
 }
 """The types of what the file has of each branch; a column that a branch lacks is null.
+
+The experts of a branch are NumPy's file of the array.
 
 They are those of the arrays: Arrow takes 80 times as long to convert one list of many.
 """
@@ -210,9 +214,23 @@ def _branch(t: Trajectory) -> dict[str, Any]:
         "tokens": t.response_tokens,
         "loss_mask": np.ascontiguousarray(t.loss_mask),
         "finish_reason": t.finish_reason,
+        "routing": _to_file(t.routing),
         **{column.name: np.ascontiguousarray(array) for column, array in t.columns.items()},
         "turns": [asdict(turn) for turn in t.turns],
     }
+
+
+def _to_file(array: Experts | None) -> bytes | None:
+    """Return the bytes of NumPy's file of an array, which `_from_file` reads."""
+    if array is None:
+        return None
+    file = BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def _from_file(content: bytes | None) -> Experts | None:
+    return None if content is None else np.load(BytesIO(content), allow_pickle=False)
 
 
 def _mean_advantage(trajectory: Trajectory) -> float | None:
@@ -290,7 +308,7 @@ def _read_trajectories(path: Path, columns: Collection[Column]) -> list[Trajecto
             f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
             "wrote it, which did not keep them. Give the run.directory of a newer run."
         )
-    wanted = (_VALUE, _ROW, *_EPISODE, *(column.name for column in columns))
+    wanted = (_VALUE, _ROW, *_EPISODE, "routing", *(column.name for column in columns))
     read = dict.fromkeys([*_WHOLE, *(name for name in wanted if name in names)])
     # Batch by batch: as Python's object a number takes some 36 bytes.
     batches = read_bounded(path, [*read]).to_batches()
@@ -325,6 +343,7 @@ def _trajectory(row: Mapping[str, Any], columns: Collection[Column] = SAMPLED) -
         rewards=tuple(RewardPart(**part) for part in row["parts"]),
         turns=tuple(Turn(**turn) for turn in row.get("turns", ())),
         figures=json.loads(row.get("figures", "{}")),
+        routing=_from_file(row.get("routing")),
         earlier=tuple(
             _trajectory({**branch_row, **branch}, columns) for branch in row.get("earlier") or ()
         ),

@@ -11,7 +11,12 @@ from typing import Any
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
-from plimsoll.model.price.form import adapter_tensors, trained_parameters, whole_tensors
+from plimsoll.model.price.form import (
+    adapter_tensors,
+    frozen_parameters,
+    trained_parameters,
+    whole_tensors,
+)
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
@@ -202,10 +207,11 @@ def trained_counts(
     base = replace(frozen_counts(role.model, shape, head, sizes), moments=moment_bytes(role))
     if role.adapter is None:
         tensors = parameter_tensors(shape, head == "value")
+        frozen = frozen_parameters(role, shape)
         return replace(
             base,
-            trained=base.frozen,
-            frozen=0,
+            trained=base.frozen - frozen,
+            frozen=frozen,
             largest=shape.largest_parameter,
             oversized=sum(t.parameters for t in tensors if t.elements > sizes.bucket),
         )
