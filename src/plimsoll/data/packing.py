@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -367,7 +366,7 @@ def _lay_out_routing(parts: Sequence[tuple[Sample, int]]) -> Experts | None:
     if like is None:
         return None
     none = unrouted_number(like.itemsize)
-    rows: list[NDArray[Any]] = []
+    rows: list[Experts] = []
     for sample, shared in parts:
         given = like[:0] if sample.routing is None else sample.routing[shared:]
         missing = len(sample.tokens) - shared - len(given)

@@ -178,6 +178,11 @@ class ModelShape:
         return ParameterTensors(self.hidden * self.experts, self.hidden * experts)
 
     @property
+    def routing_bytes(self) -> int:
+        """The bytes of the numbers of a token's experts in all layers (`records.Experts`)."""
+        return self.layers * self.experts_per_token * (1 if self.experts <= 255 else 2)
+
+    @property
     def parameters(self) -> int:
         """The parameters of the causal language model; tied tensors count once."""
         return sum(tensors.parameters for tensors in parameter_tensors(self))
