@@ -154,6 +154,7 @@ class Counts:
         scales: Bytes of quantisation scales per parameter in 4 bits.
         small: Elements in tensors below the persistence threshold.
         oversized: Elements in trained tensors larger than a bucket.
+        together: Elements that stage 3 gathers together at most.
     """
 
     trained: int
@@ -165,6 +166,7 @@ class Counts:
     scales: float = 0.0
     small: int = 0
     oversized: int = 0
+    together: int = 0
 
     @property
     def stored(self) -> int:
@@ -245,7 +247,24 @@ def frozen_counts(
         quantized=quantized,
         scales=_NF4_DOUBLE if model.double_quantization else _NF4,
         small=small,
+        together=_gathered_together(shape, sizes),
     )
+
+
+def _gathered_together(shape: ModelShape, sizes: ZeroSizes) -> int:
+    """Return the elements that stage 3 gathers at once: a tensor, or a layer's routed block.
+
+    All experts of a layer are direct parameters of one module, and DeepSpeed takes the block around
+    them for a leaf (runtime/zero/leaf_module_config.py): router and shared expert come with them.
+    """
+    routers, linears = shape.routers, shape.linears
+    if not routers.elements:
+        return shape.largest_parameter
+    layers = routers.parameters // routers.elements
+    experts = sum(each.parameters for each in linears if each.stacked > 1) // layers
+    shared = 3 * shape.hidden * shape.shared_intermediate
+    router = routers.elements if routers.elements > sizes.persistence else 0
+    return max(shape.largest_parameter, experts + shared + router)
 
 
 def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
