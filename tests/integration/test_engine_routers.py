@@ -97,7 +97,9 @@ def test_routers_that_are_frozen(
     stage: int, dtype: Any, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
     model = write_mixture(tmp_path / "mixture")
-    setting = Setting(zero_stage(stage, bucket_elements=1000), dtype=dtype, ema=EmaConfig(decay=0.5))
+    setting = Setting(
+        zero_stage(stage, bucket_elements=1000), dtype=dtype, ema=EmaConfig(decay=0.5)
+    )
     ranks = two_ranks.run(train_frozen, model, setting, tmp_path)
     first = load_file(model / "model.safetensors")
     whole = sum(tensor.numel() for tensor in first.values())
@@ -117,9 +119,7 @@ def gathered_elements(place: Place, model: Path, live: int) -> tuple[int, int]:
     few = {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": 0}
     few |= {"stage3_param_persistence_threshold": 3000, "stage3_prefetch_bucket_size": 0}
     setting, worker = Setting(zero_stage(3)), Worker(place)
-    with patch(
-        "plimsoll.trainer.zero.settings.zero_settings", lambda *a: zero_settings(*a) | few
-    ):
+    with patch("plimsoll.trainer.zero.settings.zero_settings", lambda *a: zero_settings(*a) | few):
         worker.load_model("actor", setting.role(model))
     module, most = worker._engine("actor").module, [0]
 
