@@ -274,7 +274,7 @@ def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool, routing
     name = "a step's data in the object store" if in_store else "a step's data"
     if spec.run.keep_trajectories.are_written and not in_store:
         rows, each = min(ROWS_OF_A_GROUP, sampling.sequences), _WRITTEN + _NUMBER * columns
-        each += 3 * routing  # as a file, as Arrow's table, and compressed
+        each += 2 * routing  # as NumPy's file, and in Arrow's table
         size += each * longest * rows
         formula += f" + {each} bytes x {longest:,} tokens x {rows} rows being written"
     return Item("process", "processes", name, "host", "process", size, formula, source)
