@@ -30,8 +30,8 @@ TokenIds = NDArray[np.integer[Any]]
 """Token ids: int32 wherever many are held; a rank makes int64 of a micro-batch's for torch."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-Experts = NDArray[np.uint8] | NDArray[np.int16]
-"""The numbers of experts, shape [tokens, layers, k]: uint8 for up to 255 experts in a layer."""
+ExpertNumbers = NDArray[np.integer[Any]]
+"""The numbers of experts, [tokens, layers, k]: uint8 for up to 255 in a layer, int16 for more."""
 
 ExtractedCalls = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 """Three parts: the text outside of tool calls; for each call its name, its arguments as JSON text
@@ -258,7 +258,7 @@ class Trajectory:
     figures: Mapping[str, float] = field(default_factory=dict)
     earlier: tuple[Trajectory, ...] = ()
     transcript: Transcript | None = field(default=None, compare=False, repr=False)
-    routing: Experts | None = field(default=None, repr=False)
+    routing: ExpertNumbers | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for array in (self.loss_mask, *self.columns.values()):
@@ -365,8 +365,8 @@ def unrouted_number(itemsize: int) -> int:
     return 255 if itemsize == 1 else -1
 
 
-def as_experts(numbers: NDArray[Any], experts: int) -> Experts:
-    """Return the numbers of experts as `Experts`; `experts`: how many a layer has."""
+def as_experts(numbers: NDArray[Any], experts: int) -> ExpertNumbers:
+    """Return the numbers of experts as `ExpertNumbers`; `experts`: how many a layer has."""
     return numbers.astype(np.uint8) if experts <= unrouted_number(1) else numbers.astype(np.int16)
 
 
@@ -421,7 +421,7 @@ class Sample:
 
     tokens: TokenIds
     loss_mask: Bools
-    routing: Experts | None = None
+    routing: ExpertNumbers | None = None
 
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.loss_mask.shape and self.tokens.ndim == 1
@@ -534,7 +534,7 @@ class Pack:
     shared_S: Ints
     cu_loss_tokens: NDArray[np.int32]
     samples_S: Ints
-    routing_T: Experts | None = None
+    routing_T: ExpertNumbers | None = None
 
     @property
     def tokens(self) -> int:

@@ -25,6 +25,7 @@ from plimsoll.shapes.shape import MicroBatch
 from plimsoll.trainer.price import RoleWork, trainer_price
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.worker import Worker
+from plimsoll.trainer.zero.engine import ZeroEngine
 from plimsoll.trainer.zero.settings import ZeroSizes, trained_counts, zero_settings
 from plimsoll.trainer.zero.states import weights
 
@@ -66,7 +67,9 @@ def train_frozen(place: Place, model: Path, setting: Setting, out: Path) -> Froz
     worker.load_model("actor", role)
     for batch in BATCHES[:STEPS]:
         sft_step(worker, place, batch, 100, 4e-3)
-    masters = sum(master.numel() for master in worker._engine("actor").masters())
+    engine = worker._engine("actor")
+    assert isinstance(engine, ZeroEngine)
+    masters = sum(master.numel() for master in engine.masters())
     priced = price(role, model, place.ranks)
     held = bytes_since(before, priced)
     worker.save_checkpoint("actor", out / "checkpoint")
@@ -122,9 +125,10 @@ def gathered_elements(place: Place, model: Path, live: int) -> tuple[int, int]:
     with patch("plimsoll.trainer.zero.settings.zero_settings", lambda *a: zero_settings(*a) | few):
         worker.load_model("actor", setting.role(model))
     module, most = worker._engine("actor").module, [0]
+    parameters: list[Any] = list(module.parameters())
 
     def look(*_: object) -> None:
-        present = [p for p in module.parameters() if p.ds_status.name == "AVAILABLE"]
+        present = [p for p in parameters if p.ds_status.name == "AVAILABLE"]
         most.append(sum(p.ds_numel for p in present if not p.ds_persist))
 
     for part in module.modules():

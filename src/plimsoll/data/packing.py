@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.errors import DataError
-from plimsoll.records import Experts, Ints, Pack, Pair, Sample, leaders, unrouted_number
+from plimsoll.records import ExpertNumbers, Ints, Pack, Pair, Sample, leaders, unrouted_number
 from plimsoll.run.numbers import plural
 
 Bins = list[list[int]]
@@ -360,13 +360,13 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
     )
 
 
-def _lay_out_routing(parts: Sequence[tuple[Sample, int]]) -> Experts | None:
+def _lay_out_routing(parts: Sequence[tuple[Sample, int]]) -> ExpertNumbers | None:
     """Return the experts of a pack's tokens, given its samples and how much each of them shares."""
     like = next((sample.routing for sample, _ in parts if sample.routing is not None), None)
     if like is None:
         return None
     none = unrouted_number(like.itemsize)
-    rows: list[Experts] = []
+    rows: list[ExpertNumbers] = []
     for sample, shared in parts:
         given = like[:0] if sample.routing is None else sample.routing[shared:]
         missing = len(sample.tokens) - shared - len(given)

@@ -26,7 +26,7 @@ from plimsoll.records import (
     TOKEN_REWARDS,
     Bools,
     Column,
-    Experts,
+    ExpertNumbers,
     FinishReason,
     Floats,
     Prompt,
@@ -51,7 +51,7 @@ class Conversation:
     tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     loss_mask: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     columns: TokenColumns = field(default_factory=dict)
-    routing: Experts | None = None
+    routing: ExpertNumbers | None = None
     """The experts of the first tokens, those of the prompt included; see `Trajectory`."""
 
     @property
@@ -135,7 +135,9 @@ class Conversation:
         )
 
 
-def _join_routing(before: Experts | None, sampled: Experts | None) -> Experts | None:
+def _join_routing(
+    before: ExpertNumbers | None, sampled: ExpertNumbers | None
+) -> ExpertNumbers | None:
     """Return a branch's experts after a turn, whose engine read the branch so far as its prompt.
 
     Tokens that had experts keep them: with these the tokens after them were sampled.

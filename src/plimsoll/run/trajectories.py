@@ -23,7 +23,7 @@ from plimsoll.records import (
     SAMPLER_LOGPROBS,
     WEIGHT_VERSIONS,
     Column,
-    Experts,
+    ExpertNumbers,
     Prompt,
     RewardPart,
     Trajectory,
@@ -223,7 +223,7 @@ def _branch(t: Trajectory) -> dict[str, Any]:
     }
 
 
-def _to_file(array: Experts | None) -> bytes | None:
+def _to_file(array: ExpertNumbers | None) -> bytes | None:
     """Return the bytes of NumPy's file of an array, which `_from_file` reads."""
     if array is None:
         return None
@@ -232,7 +232,7 @@ def _to_file(array: Experts | None) -> bytes | None:
     return file.getvalue()
 
 
-def _from_file(content: bytes | None) -> Experts | None:
+def _from_file(content: bytes | None) -> ExpertNumbers | None:
     return None if content is None else np.load(BytesIO(content), allow_pickle=False)
 
 

@@ -179,7 +179,7 @@ class ModelShape:
 
     @property
     def routing_bytes(self) -> int:
-        """The bytes of the numbers of a token's experts in all layers (`records.Experts`)."""
+        """The bytes of the numbers of a token's experts in all layers (`records.ExpertNumbers`)."""
         return self.layers * self.experts_per_token * (1 if self.experts <= 255 else 2)
 
     @property

@@ -155,6 +155,7 @@ def test_experts_that_engines_return(tmp_path: Path) -> None:
     ]
 
     def planned(in_store: bool) -> int:
+        assert spec.sampling is not None
         whole, bare = (
             step_item(spec, spec.sampling, in_store=in_store, routing=each).bytes
             for each in (routing, 0)

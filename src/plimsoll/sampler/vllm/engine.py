@@ -26,7 +26,7 @@ from plimsoll.machine.processes import child_processes, read_host
 from plimsoll.model.adapters import WEIGHTS
 from plimsoll.records import (
     WEIGHT_VERSIONS,
-    Experts,
+    ExpertNumbers,
     ExtractCalls,
     Floats,
     Ints,
@@ -153,7 +153,7 @@ class VllmEngine:
         routing = self._routing(output)
         return replace(sampled, figures=figures, routing=routing).add_columns(versions)
 
-    def _routing(self, output: Any) -> Experts | None:
+    def _routing(self, output: Any) -> ExpertNumbers | None:
         """Return the experts that the engine took, [tokens but the last, layers, k]; else None."""
         [completion], experts = output.outputs, self._experts
         if not experts:

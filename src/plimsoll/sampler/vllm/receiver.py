@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from plimsoll.machine.processes import write_stacks_when_asked
-from plimsoll.sampler.vllm.routing import RoutingRecorder, Taken
+from plimsoll.sampler.vllm.routing import RoutingRecorder, TakenExperts
 from plimsoll.sync.buckets import WeightLanding, split_bytes
 from plimsoll.sync.channel import Channel, card_name
 from plimsoll.trainer.memory import read_card
@@ -128,7 +128,7 @@ class WeightReceiver:
         if self.plimsoll_routing is None:
             self.plimsoll_routing = RoutingRecorder(self.model_runner)
 
-    def plimsoll_take_routing(self, request: str) -> Taken:
+    def plimsoll_take_routing(self, request: str) -> TakenExperts:
         """Return the experts of the tokens of a request that has ended, and forget them."""
         assert self.plimsoll_routing is not None
         return self.plimsoll_routing.take(request)

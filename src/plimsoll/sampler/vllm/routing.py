@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Taken = tuple[Sequence[int], bytes]
+TakenExperts = tuple[Sequence[int], bytes]
 """A request's experts as they cross between processes: shape [tokens, layers, k], int16 values."""
 
 
@@ -24,16 +24,14 @@ class RoutingRecorder:
     """The experts of the tokens that a worker has computed, by request, until they are taken."""
 
     def __init__(self, runner: Any) -> None:
-        from vllm.model_executor.layers.fused_moe.layer import MoERunner
-
         self._runner = runner
         self._layers: int = runner.model_config.get_total_num_hidden_layers()
         self._step: dict[int, Tensor] = {}
         self._pieces: dict[str, list[tuple[int, NDArray[np.int16]]]] = {}
         model = runner.get_model()
         for module in model.modules():
-            if isinstance(module, MoERunner):
-                module.router.set_capture_fn(partial(self._step.__setitem__, module.layer_id))
+            if capture := getattr(getattr(module, "router", None), "set_capture_fn", None):
+                capture(partial(self._step.__setitem__, module.layer_id))
         model.register_forward_hook(self._divide)
 
     def _divide(self, *_: object) -> None:
@@ -49,7 +47,7 @@ class RoutingRecorder:
             self._pieces.setdefault(request, []).append((begin, rows))
         step.clear()
 
-    def take(self, number: str) -> Taken:
+    def take(self, number: str) -> TakenExperts:
         """Return the experts of all tokens of a request, and forget them.
 
         `number`: the request's id as vLLM got it, to which vLLM adds letters of its own.
@@ -63,7 +61,7 @@ class RoutingRecorder:
         return whole.shape, whole.tobytes()
 
 
-def routing_of(taken: Taken) -> NDArray[np.int16]:
+def routing_of(taken: TakenExperts) -> NDArray[np.int16]:
     """Return the array that crossed between processes."""
     shape, values = taken
     return np.frombuffer(values, np.int16).reshape(shape)

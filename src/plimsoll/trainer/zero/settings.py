@@ -154,7 +154,7 @@ class Counts:
         scales: Bytes of quantisation scales per parameter in 4 bits.
         small: Elements in tensors below the persistence threshold.
         oversized: Elements in trained tensors larger than a bucket.
-        together: Elements that stage 3 gathers together at most.
+        together: Elements of a layer's experts, which stage 3 gathers together.
     """
 
     trained: int
@@ -252,19 +252,19 @@ def frozen_counts(
 
 
 def _gathered_together(shape: ModelShape, sizes: ZeroSizes) -> int:
-    """Return the elements that stage 3 gathers at once: a tensor, or a layer's routed block.
+    """Return the elements of a layer's routed block, which stage 3 gathers at once; 0 without one.
 
     All experts of a layer are direct parameters of one module, and DeepSpeed takes the block around
     them for a leaf (runtime/zero/leaf_module_config.py): router and shared expert come with them.
     """
     routers, linears = shape.routers, shape.linears
     if not routers.elements:
-        return shape.largest_parameter
+        return 0
     layers = routers.parameters // routers.elements
     experts = sum(each.parameters for each in linears if each.stacked > 1) // layers
     shared = 3 * shape.hidden * shape.shared_intermediate
     router = routers.elements if routers.elements > sizes.persistence else 0
-    return max(shape.largest_parameter, experts + shared + router)
+    return experts + shared + router
 
 
 def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
