@@ -3,15 +3,16 @@ stage; and stage 3 gathers as much of a layer's experts at once as the plan coun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from choice import slow
-from engine_cases import BATCHES, VOCAB, Setting, sft_step, zero_stage
+from engine_cases import BATCHES, RATES, VOCAB, Setting, policy_step, sft_step, zero_stage
 from ranks import RankProcesses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2MoeConfig, Qwen3MoeConfig
@@ -20,6 +21,7 @@ from zero_cases import BYTES, bytes_since, live_storages
 from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import EmaConfig, TrainedRole
 from plimsoll.jobs.roles import actor
+from plimsoll.records import ExpertNumbers
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
 from plimsoll.trainer.price import RoleWork, trainer_price
@@ -156,3 +158,37 @@ def test_stage_3_gathers_a_layers_experts_at_once(
         write_mixture(tmp_path / "mixture")
     for gathered, priced in two_ranks.run(gathered_elements, tmp_path / "mixture", 1000):
         assert gathered == priced
+
+
+def train_routed(place: Place, model: Path, setting: Setting) -> list[dict[str, float]]:
+    """This rank's metrics of each step on responses that have a sampler's experts."""
+    worker = Worker(place)
+    worker.load_model("actor", setting.role(model))
+    rng, found = np.random.default_rng(0), []
+    for batch, rate in zip(BATCHES[:STEPS], RATES, strict=False):
+        routed = tuple(
+            replace(sample, routing=random_experts(rng, len(sample.tokens) - 1))
+            for sample in batch.samples
+        )
+        found.append(policy_step(worker, place, replace(batch, samples=routed), 40, rate).metrics)
+    return found
+
+
+def random_experts(rng: np.random.Generator, tokens: int) -> ExpertNumbers:
+    return rng.permuted(np.tile(np.arange(8, dtype=np.uint8), (tokens, 2, 1)), axis=2)[:, :, :2]
+
+
+@pytest.mark.parametrize("checkpointing", [True, slow("selective")])
+def test_experts_are_taken_on_divided_weights(
+    checkpointing: Any, tmp_path: Path, one_rank: RankProcesses, two_ranks: RankProcesses
+) -> None:
+    """As on one rank, where nothing is recomputed."""
+    model = write_mixture(tmp_path / "mixture")
+    [whole] = one_rank.run(train_routed, model, Setting(zero_stage(0)))
+    divided = Setting(zero_stage(3), checkpointing=checkpointing)
+    ranks = two_ranks.run(train_routed, model, divided)
+    for step, want in enumerate(whole):
+        assert want["rollout/rerouted"] == 0 < want["rollout/rerouted_live"]
+        for name, value in want.items():
+            found = sum(rank[step][name] for rank in ranks)
+            assert found == pytest.approx(value, rel=1e-4, abs=1e-6), name
