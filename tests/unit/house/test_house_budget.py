@@ -51,7 +51,7 @@ BUDGET: dict[str, Size] = {
     "memory": Size(2565, 15, 23),
     "model": Size(3103, 24, 27),
     "page": Size(1301, 11, 7),
-    "plimsoll_convert": Size(3498, 20, 11),
+    "plimsoll_convert": Size(3499, 20, 11),
     "process": Size(1310, 13, 8),
     "resolve": Size(1941, 19, 13),
     "reward": Size(1404, 18, 11),
