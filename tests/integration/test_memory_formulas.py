@@ -72,6 +72,27 @@ def test_training_a_policy(path: str, checkpointed: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "checkpointed", "freezes", "routed"),
+    [
+        ("Qwen/Qwen3-30B-A3B", False, True, True),
+        slow("mistralai/Mixtral-8x7B-v0.1", True, True, False),
+        slow("Qwen/Qwen2-57B-A14B", False, True, False),
+        slow("Qwen/Qwen3-30B-A3B", "selective", False, True),
+    ],
+)
+def test_routers_that_are_frozen_or_take_a_samplers_experts(
+    path: str, checkpointed: bool | str, freezes: bool, routed: bool
+) -> None:
+    form = replace(_form(path, gradient_checkpointing=checkpointed), freezes=freezes, routed=routed)
+    found = trace_form(form, WORK)
+    assert abs(found.error) < WITHIN, found
+    plain = trace_form(replace(form, freezes=False), WORK)
+    if freezes:  # and with them the gradients
+        assert found.traced.gradients < plain.traced.gradients
+    assert found.predicted_activations <= plain.predicted_activations
+
+
+@pytest.mark.parametrize(
     ("path", "checkpointed"),
     [
         (LATENT[0], True),

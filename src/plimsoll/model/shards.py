@@ -123,10 +123,10 @@ class PackShare:
     place_L: Tensor
     most: int
 
-    def take(self, rows_T: Tensor) -> Tensor:
-        """Return the shard's rows of a tensor with a row for each token; the fill has zeros."""
+    def take(self, rows_T: Tensor, fill: int = 0) -> Tensor:
+        """Return the shard's rows of a tensor with a row for each token; `fill` is in the fill."""
         fills = [0, 0] * (rows_T.ndim - 1) + [0, self.rows - len(rows_T)]
-        filled = pad(rows_T, fills)
+        filled = pad(rows_T, fills, value=fill)
         return torch.cat([filled[rows] for rows in self.ranges])
 
     def whole(self, own: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = parse_json(
 )
 """The families that the plan knows, as families.json describes them."""
 
+ROUTED_FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss")
+"""The mixtures of experts whose routers take a sampler's experts (model/routers.py)."""
+
 _ANY = {"head_dim": None, "sliding_window": None, "tie_word_embeddings": False}
 """Defaults of every family."""
 SIZES = (

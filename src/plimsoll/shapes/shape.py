@@ -172,6 +172,17 @@ class ModelShape:
         return sum(tensors.parameters for tensors in self.other_tensors)
 
     @property
+    def routers(self) -> ParameterTensors:
+        """The routers, which have a row for each expert; 0 elements if every layer is dense."""
+        experts = max((each.count for each in self.linears if each.stacked > 1), default=0)
+        return ParameterTensors(self.hidden * self.experts, self.hidden * experts)
+
+    @property
+    def routing_bytes(self) -> int:
+        """The bytes of the numbers of a token's experts in all layers (`records.ExpertNumbers`)."""
+        return self.layers * self.experts_per_token * (1 if self.experts <= 255 else 2)
+
+    @property
     def parameters(self) -> int:
         """The parameters of the causal language model; tied tensors count once."""
         return sum(tensors.parameters for tensors in parameter_tensors(self))

@@ -241,7 +241,8 @@ def _experts(layer: Layer) -> Iterator[LayerStep]:
     rows, inner = pairs * shape.hidden, pairs * shape.expert_intermediate
     matrices = element * shape.experts * shape.hidden * shape.expert_intermediate
     trained = 1 if layer.trains_all else 0
-    yield _norm(layer, layer.hidden, 1, layer.trains_all or bool(shape.shared_intermediate))
+    routers = layer.trains_all and layer.form.trains_routers
+    yield _norm(layer, layer.hidden, 1, routers or bool(shape.shared_intermediate))
     if shape.shared_intermediate:
         yield from _mlp(layer, shape.shared_intermediate)
     yield LayerStep("routing", FP32 * tokens * shape.experts + 48 * pairs, element * 2 * rows)

@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from plimsoll.machine.processes import write_stacks_when_asked
+from plimsoll.sampler.vllm.routing import RoutingRecorder, TakenExperts
 from plimsoll.sync.buckets import WeightLanding, split_bytes
 from plimsoll.sync.channel import Channel, card_name
 from plimsoll.trainer.memory import read_card
@@ -88,6 +89,7 @@ class WeightReceiver:
     device: Any
     rank: int
     plimsoll_landing: WeightLanding | None = None
+    plimsoll_routing: RoutingRecorder | None = None
 
     def plimsoll_begin(self, names: list[str], channels: list[list[Any]], first: int) -> None:
         """Announce the tensors of a sync, and the channels by which they come.
@@ -120,6 +122,16 @@ class WeightReceiver:
     def plimsoll_read_card(self) -> list[float | None]:
         """Return the numbers of a `CardReading`: only plain values cross to the engine."""
         return list(astuple(read_card(torch.device(self.device))))
+
+    def plimsoll_record_routing(self) -> None:
+        """Record the experts of all tokens from now on. A second call changes nothing."""
+        if self.plimsoll_routing is None:
+            self.plimsoll_routing = RoutingRecorder(self.model_runner)
+
+    def plimsoll_take_routing(self, request: str) -> TakenExperts:
+        """Return the experts of the tokens of a request that has ended, and forget them."""
+        assert self.plimsoll_routing is not None
+        return self.plimsoll_routing.take(request)
 
     def plimsoll_finish(self) -> None:
         """Check that all tensors came, then put the new weights to use."""
