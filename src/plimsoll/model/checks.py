@@ -245,8 +245,6 @@ def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Ite
             "its layers compute masks of their own, which packed attention does not take: "
             "sequences of a pack would mix. Choose another model."
         )
-    if any(name.endswith("sinks") for name, _ in frame.named_parameters()):
-        yield "its attention has sinks, which packed attention does not compute."
     if any(values.get("is_causal") is False for values in (settings, *map(vars, frame.modules()))):
         yield "its attention is not causal: it is an encoder. Choose a causal language model."
     noise = {k: v for k, v in settings.items() if _NOISE.match(k) and v}
