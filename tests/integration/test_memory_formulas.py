@@ -37,6 +37,7 @@ MODELS = (
     "Qwen/Qwen2-57B-A14B",
     "zai-org/GLM-4.5-Air",
 )
+SINKS = "openai/gpt-oss-20b"
 LATENT = ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite")
 
 
