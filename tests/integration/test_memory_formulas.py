@@ -89,6 +89,27 @@ def test_latent_attention(path: str, checkpointed: bool | str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("checkpointed", "tokens", "longest"),
+    [(True, 2048, 128), (False, 2048, 128), (False, 1024, 512), slow("selective", 4096, 2048)],
+)
+def test_sinks_and_clamped_experts(checkpointed: bool | str, tokens: int, longest: int) -> None:
+    """Half of the layers see 128 tokens."""
+    work = MicroBatch(tokens, tokens // longest, longest, loss_tokens=32)
+    found = trace_form(_form(SINKS, gradient_checkpointing=checkpointed), work)
+    assert abs(found.error) < WITHIN, found
+
+
+def test_scoring_and_adapters_with_sinks() -> None:
+    work = replace(WORK, longest=128, sequences=8)
+    scored = trace_form(_form(SINKS, trained=False), work)
+    assert abs(scored.error) < WITHIN, scored
+    model = decided_model(path=SINKS, dtype="bfloat16", gradient_checkpointing=False)
+    adapter = AdapterConfig(targets=("q_proj", "v_proj"), dropout=0.1)
+    found = trace_form(TraceForm(model, adapter, "policy", trained=True), work)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
     ("family", "checkpointed"), [("granite", True), slow("olmo2", False), slow("granitemoe", False)]
 )
 def test_a_family_that_is_counted(family: str, checkpointed: bool, tmp_path: Path) -> None:

@@ -220,8 +220,9 @@ def _experts(layer: Layer) -> Iterator[LayerStep]:
     yield LayerStep("experts", element * trained * rows, into, 2 * trained * matrices)
     if shape.traits.clamped_experts:
         # Kept: gate and up in one, the clamped gate, its sigmoid, their product, and the up plus 1.
-        # The forward also holds biases (as wide as gate and up), the clamped up and the product.
-        forward = element * (10 * inner + (1 - trained) * rows)
+        # The forward also holds biases (as wide as gate and up), the clamped up and the product,
+        # and what it read: the residual stream, its norm and the rows.
+        forward = element * (10 * inner + (1 - trained) * (rows + 2 * layer.hidden))
         yield LayerStep("experts", element * 6 * inner, element * 3 * inner, 0, forward)
     else:
         yield LayerStep("experts", element * 3 * inner, element * 3 * inner)
