@@ -5,7 +5,7 @@ traits of its code (`Traits`), and its linears. A linear is a list of four: the 
 module's name, inputs, outputs, and whether it has a bias (true, false, or a field of config.json
 that says so). The linears of a family follow its model in transformers
 (models/<family>/modeling_<family>.py). transformers does not have `qwen`; its linears follow
-modeling_qwen.py from the published model. The matrices of an expert are as in the published weights.
+modeling_qwen.py from the published model. An expert has the matrices of the published weights.
 Routers are not linear layers in transformers, so adapters and quantisation do not apply to them.
 """
 
