@@ -205,7 +205,9 @@ class ModelShape:
 
     @property
     def unstacked(self) -> ModelShape:
-        """The shape with each expert's matrix as a tensor, as in files of described families."""
+        """The shape with tensors as in a described family's files: most have each expert alone."""
+        if self.traits.clamped_experts:
+            return self
         return replace(self, linears=tuple(replace(each, stacked=1) for each in self.linears))
 
     @property
