@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ from pair_cases import with_prompts
 from ranks import RankProcesses
 from shortage_cases import Fault, Where, train_through
 from test_engine_shortage import distance as mean_distance
+from torch import Tensor
+from transformers import PreTrainedConfig, Qwen3MoeConfig
 from zero_cases import FORMS, RECOMPUTED, Recompute
 
 from plimsoll.config.cluster import DecidedExchange
@@ -33,7 +36,10 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.data.packing import pack_one
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import EmbeddingNoise, PackTensors
+from plimsoll.model.routers import follow_sampler
 from plimsoll.model.shards import open_shard
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.records import Pack, Sample
 from plimsoll.trainer.process_group import Place, join
 from plimsoll.trainer.worker import UpdateResult, Worker
 from plimsoll.trainer.zero.config import FrozenZeroConfig
@@ -185,28 +191,86 @@ def test_memory_that_runs_out_on_one_of_the_ranks_that_share_a_pack(
     assert mean_distance(clean, spoilt) < 1e-7
 
 
-def noisy_gradients(place: Place, model: Path, exchange: DecidedExchange) -> float:
-    """Return the largest difference of a gradient from that of the whole pack, with noise."""
+MODELS: Mapping[str, PreTrainedConfig] = {
+    "window and softcap": tiny_config("gemma2", True, heads=8, kv_heads=2, window=40),
+    "window": tiny_config("mistral", True, heads=8, kv_heads=4, window=40),
+    "sinks": tiny_config("gpt_oss", False, heads=8, kv_heads=4, window=40),
+    "heads that do not divide": tiny_config("llama", True, hidden=96, heads=6, kv_heads=3),
+    "experts": Qwen3MoeConfig(
+        vocab_size=256,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+    ),
+}
+
+
+def a_pack(routed: bool) -> Pack:
+    """Return two pairs that share prompts; their borders lie within ranks' rows."""
+    drawn, samples = np.random.default_rng(0), list[Sample]()
+    for first in (0, 1000):
+        for length in (180, 250):
+            tokens = drawn.integers(0, 256, length)
+            tokens[:130] = (np.arange(130) + first) % 256
+            samples.append(
+                Sample(tokens, (drawn.random(length) < 0.6) & (np.arange(length) >= 130))
+            )
+    pack = pack_one(samples, range(4), np.array([0, 130, 0, 130]))
+    if not routed:
+        return pack
+    experts = [[drawn.permutation(8)[:2] for _ in range(2)] for _ in range(pack.tokens)]
+    return replace(pack, routing_T=np.array(experts, np.uint8))
+
+
+def differences(
+    place: Place, model: Path, exchange: DecidedExchange, kind: str
+) -> tuple[float, list[object]]:
+    """Return by how much a gradient differs from that of the whole pack, and both pack's counts."""
     join(place)
     shard = open_shard(place.rank, place.ranks, place.ranks, exchange)
-    samples = [sample for sample in BATCHES[0].samples if len(sample.tokens) > 30]
-    pack = pack_one(samples, range(len(samples)))
-    noise = EmbeddingNoise(5.0, tuple(len(s.tokens) for s in samples), (7, 8, 9, 10))
-    found = []
+    pack = a_pack(kind == "experts")
+    noise = EmbeddingNoise(5.0, tuple(np.diff(pack.cu_seqlens).tolist()), (7, 8, 9, 10))
+    found, counts = list[list[Tensor]](), list[object]()
     for own in (None, shard):
-        policy = load_policy(decided_model(str(model), dtype="float32"), CPU)
+        settings = decided_model(
+            str(model), dtype="float32", gradient_checkpointing="selective" if own else False
+        )
+        policy = load_policy(settings, CPU)
+        follow_sampler(policy.lm)
         policy.shard = own
-        policy(PackTensors.from_pack(pack, CPU), noise=noise).logprobs_L.square().sum().backward()
+        sent = PackTensors.from_pack(pack, CPU)
+        output = policy(sent, entropy="loss", noise=noise)
+        if sent.routing is not None:
+            counts.append({name: int(n) for name, n in sent.routing.metrics().items()})
+        (output.logprobs_L.square().sum() + output.entropy_L.sum()).backward()
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]
         for gradient in gradients if own else ():
             dist.all_reduce(gradient)
         found.append(gradients)
     pairs = zip(*found, strict=True)
-    return max(float((ours - whole).norm() / whole.norm()) for whole, ours in pairs)
+    return max(float((ours - whole).norm() / whole.norm()) for whole, ours in pairs), counts
 
 
-@pytest.mark.parametrize("exchange", ["heads", "keys"])
-def test_noise_is_that_of_the_whole_pack(
-    exchange: DecidedExchange, tied: Path, two_ranks: RankProcesses
+@pytest.mark.parametrize(
+    ("kind", "exchange"),
+    [
+        (kind, exchange)
+        for kind in MODELS
+        for exchange in ("heads", "keys")
+        if (kind, exchange) != ("heads that do not divide", "heads")
+    ],
+)
+def test_gradients_and_counts_are_those_of_whole_packs(
+    kind: str, exchange: DecidedExchange, four_ranks: RankProcesses, tmp_path: Path
 ) -> None:
-    assert max(two_ranks.run(noisy_gradients, tied, exchange)) < 1e-5
+    """With noise on the embeddings, and selective checkpointing on the ranks that share."""
+    write_tiny_model(tmp_path, MODELS[kind], seed=0, tokenizer=None)
+    for difference, counts in four_ranks.run(differences, tmp_path, exchange, kind):
+        assert difference < 1e-5
+        assert counts[:1] == counts[1:]
+        assert bool(counts) == (kind == "experts")
