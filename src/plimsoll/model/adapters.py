@@ -154,7 +154,8 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
                 "adapter.targets: PEFT takes names of this model's MLPs "
                 f"({type(lm).__name__}) for its stacked experts ({', '.join(sorted(stacked))}), "
                 "and would compute the whole update of each expert in every forward pass. Write "
-                "names of attention's layers, such as q_proj, k_proj, v_proj, o_proj, and `experts`."
+                "names of attention's layers, such as q_proj, k_proj, v_proj, o_proj, "
+                "and `experts`."
             )
         if experts:
             root = peft_config.r**0.5 if peft_config.use_rslora else peft_config.r
