@@ -29,6 +29,7 @@ from plimsoll.model.experts import (
     from_saved,
     saved_name,
     stacked_experts,
+    stacked_matrices,
     to_saved,
 )
 from plimsoll.model.files import (
@@ -37,6 +38,7 @@ from plimsoll.model.files import (
     add_older_settings,
     is_of_adapter,
     plain_name,
+    published_weights,
     write_generation,
 )
 from plimsoll.model.policy import PolicyModel, ValueModel
@@ -47,6 +49,8 @@ from plimsoll.run.files import whole_directory
 ADAPTER = "default"
 """PEFT's name for a model's only adapter."""
 _BASE = ".base_layer"
+_PEFT = "base_model.model."
+"""What PEFT's files put before the names of a model's parameters."""
 
 
 def add_adapter(
@@ -292,7 +296,7 @@ def save_adapter(
     `state` has the trained parameters, gathered from all ranks, by their names in the module.
     Raises PlimsollError with the path if the disk is full or not writable.
     """
-    config, weights = adapter_bytes(module, state)
+    config, weights = adapter_bytes(module, saved_tensors(module, state))
     with whole_directory(directory) as partial:
         (partial / ADAPTER_FILE).write_bytes(config)
         (partial / WEIGHTS).write_bytes(weights)
@@ -302,19 +306,46 @@ def save_adapter(
             write_generation(beside.generation, partial)
 
 
-def adapter_bytes(
+def saved_tensors(
     module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
-) -> tuple[bytes, bytes]:
-    """Return the contents of an adapter's config file and of its weights file (safetensors)."""
+) -> dict[str, Tensor]:
+    """Return the trained parameters by the names and in the shapes that PEFT's files have."""
     tied = module.tied_names if isinstance(module, PolicyModel) else {}
     twice = {f"{WRAPPER}{name}": state.get(f"{WRAPPER}{of}") for name, of in tied.items()}
     whole = {name: tensor.clone() for name, tensor in twice.items() if tensor is not None}
     every = {**state, **whole}  # readers of PEFT's files need not tie them
-    tensors = {_saved_name(n): to_saved(n, each).contiguous().cpu() for n, each in every.items()}
+    return {_saved_name(name): to_saved(name, tensor) for name, tensor in every.items()}
+
+
+def tensors_for_engines(
+    module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the trained parameters as vLLM takes them: experts as the model's files have them.
+
+    Files of most families have a tensor for each expert, and gate and up apart; A of the two is
+    one, so it is there twice. Source: vLLM 0.32, lora/layers/fused_moe.py, `FusedMoEWithLoRA`.
+    """
+    split: dict[str, Tensor] = {}
+    for matrix in ("A", "B"):
+        stacks = {plain_name(name): each for name, each in stacked_matrices(state, matrix)}
+        files = dict(published_weights(module.lm, dict(stacks)))
+        if files.keys() == stacks.keys():  # of a family whose files stack experts, too
+            return saved_tensors(module, state)
+        for name, tensor in files.items():
+            split[f"{_PEFT}{name.removesuffix('.weight')}.lora_{matrix}.weight"] = tensor
+    others = {name: t for name, t in state.items() if saved_name(name) == name}
+    return saved_tensors(module, others) | split
+
+
+def adapter_bytes(
+    module: PolicyModel | ValueModel, tensors: Mapping[str, Tensor]
+) -> tuple[bytes, bytes]:
+    """Return the contents of an adapter's config file and of its weights file (safetensors)."""
     with TemporaryDirectory() as directory:
         module.lm.peft_config[ADAPTER].save_pretrained(directory)
         config = Path(directory, ADAPTER_FILE).read_bytes()
-    return config, save(tensors, metadata={"format": "pt"})
+    whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    return config, save(whole, metadata={"format": "pt"})
 
 
 def read_adapter_config(directory: Path) -> Any:
@@ -446,4 +477,4 @@ def _saved_name(name: str) -> str:
     plain = saved_name(name.removeprefix(WRAPPER).replace(f".{ADAPTER}", ""))
     if plain.endswith("lora_magnitude_vector.weight"):
         plain = plain.removesuffix(".weight")
-    return f"base_model.model.{plain}"
+    return f"{_PEFT}{plain}"

@@ -8,7 +8,7 @@ adapter's rank are added. Files have PEFT's names and shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -171,3 +171,17 @@ def from_saved(name: str, tensor: Tensor, like: Tensor) -> Tensor:
         experts, outputs, rank = like.shape
         return tensor.view(outputs, rank, experts).permute(2, 0, 1).contiguous()
     return tensor
+
+
+def stacked_matrices(state: Mapping[str, Tensor], matrix: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name of the stacked weight, A or B beside it) of `ExpertPairs` among parameters.
+
+    A of the joined gate and up is there for both, one below the other.
+    """
+    for name, tensor in state.items():
+        pairs, _, leaf = name.rpartition(".")
+        weight = pairs.replace(".lora_", ".")
+        if leaf == "b_EOR" and matrix == "B":
+            yield weight, tensor
+        elif leaf == "a_ERI" and matrix == "A":
+            yield weight, torch.cat([tensor, tensor], 1) if weight.endswith(STACKED[0]) else tensor

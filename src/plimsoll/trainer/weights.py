@@ -20,7 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from plimsoll.model.adapters import adapter_bytes, parts_of_weight, plain_weight, save_adapter
+from plimsoll.model.adapters import (
+    adapter_bytes,
+    parts_of_weight,
+    plain_weight,
+    save_adapter,
+    tensors_for_engines,
+)
 from plimsoll.model.disturbance import UNSCALED, Scaled, scalable_layers
 from plimsoll.model.files import (
     Companions,
@@ -362,11 +368,12 @@ def write_adapter(engine: Engine, companion_files: Companions, directory: Path, 
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
-    """Return the adapter's PEFT files on rank 0, None on other ranks; all ranks must call it."""
+    """Return the adapter's files for vLLM on rank 0, None on others; all ranks must call it."""
     with _gather_trained(engine) as tensors:
         if rank > 0:
             return None
-        return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
+        model = _model(engine)
+        return AdapterFiles(*adapter_bytes(model, tensors_for_engines(model, tensors)), version)
 
 
 def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:

@@ -116,7 +116,7 @@ class Layer:
 
     @property
     def expert_rank_bytes(self) -> int:
-        """The bytes of a row of the rank for each token and expert; 0 if experts have no adapter."""
+        """The bytes of a row of the rank for each token and expert; 0 without their adapter."""
         adapter = self.form.adapter
         if adapter is None or not self.form.adapts(EXPERTS):
             return 0
