@@ -295,6 +295,45 @@ def test_a_transposed_stack_is_merged_into_its_own_layout() -> None:
     torch.testing.assert_close(merged, expected.detach())
 
 
+def test_four_bits_leave_experts_as_they_are(models: dict[str, Path]) -> None:
+    """bitsandbytes quantises linear layers alone; experts' adapters are those of a 16-bit base."""
+    base = models["qwen3_moe"]
+    module = shaken(adapted(base, {"quantization": "nf4"}))
+    coded = module.get_parameter("lm.model.layers.0.self_attn.q_proj.base_layer.weight")
+    stack = module.get_parameter(f"{EXPERTS}.down_proj")
+    whole = shaken(adapted(base))
+    assert hasattr(coded, "quant_state") and not hasattr(stack, "quant_state")
+    name = f"{EXPERTS}.down_proj"
+    assert torch.equal(plain_weight(module, name), plain_weight(whole, name))
+    score(module).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in trained(module).values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: `make BACKEND=gpu test-gpu`"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_card_computes_what_the_cpu_does(dtype: torch.dtype) -> None:
+    """Rows of experts, of which one has none; values and gradients, to rounding in the dtype."""
+    torch.manual_seed(0)
+    pairs = ExpertPairs(torch.empty(4, 48, 32), rank=8, scale=2.0, is_transposed=False)
+    pairs.b_EOR.data.normal_()
+    rows, ends = torch.randn(40, 32), torch.tensor([9, 9, 30, 40], dtype=torch.int32)
+    found = []
+    for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
+        there = pairs.to(device, kind).requires_grad_(True)
+        inputs = rows.detach().to(device, kind).clone().requires_grad_(True)
+        added = there(inputs, ends.to(device))
+        there.zero_grad()
+        added.square().sum().backward()
+        parts = (added, inputs.grad, there.a_ERI.grad, there.b_EOR.grad)
+        found.append([part.detach().float().cpu() for part in parts if part is not None])
+    bound = 0.03 if dtype is torch.bfloat16 else 1e-5
+    for expected, got in zip(*found, strict=True):
+        assert (got - expected).abs().max() < bound * expected.abs().max()
+
+
 def test_no_more_than_the_rank_is_added(models: dict[str, Path]) -> None:
     """No tensor of a forward is as large as a stack's update, but the stack itself."""
     module = adapted(models["qwen3_moe"])
