@@ -20,7 +20,7 @@ from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.machine.host import free_port
-from plimsoll.model.adapters import ExpertPairs
+from plimsoll.model.experts import ExpertPairs
 from plimsoll.sampler.protocol import EngineSpec
 from plimsoll.sampler.vllm.config import VllmConfig
 from plimsoll.sampler.vllm.engine import VllmEngine

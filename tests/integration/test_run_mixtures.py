@@ -105,7 +105,6 @@ def test_adapters_of_a_mixture_learn_merged_and_as_they_are(
     write_config(tmp_path, "grpo", config)
     begun = run_here(tmp_path, "grpo", "grpo.yaml", "--run.steps", "3", *shared_ray)
     assert begun.code == 0, begun.err
-    assert ("adapter-experts" in begun.err + begun.out) == ("experts" not in targets)
     again = ["--run.resume", "auto", "--cluster.ranks", "1", "--actor.zero.stage", "1"]
     outcome = run_here(tmp_path, "grpo", "grpo.yaml", *again, *shared_ray)
     assert outcome.code == 0, outcome.err
@@ -113,8 +112,8 @@ def test_adapters_of_a_mixture_learn_merged_and_as_they_are(
     assert len(rows) == 6
     assert max(column(rows, "sync/logprob_gap")) < ROUNDING
     assert max(column(rows, "mismatch/abs")) < ROUNDING
-    lengths = column(rows, "response_tokens")
-    assert sum(lengths[-2:]) < 0.8 * sum(lengths[:2]), lengths
+    rewards = column(rows, "reward")
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2, rewards
     saved = load_file(tmp_path / "grpo" / "model" / "adapter_model.safetensors")
     assert len(saved) == 2 * 2 * (4 + 2 * ("experts" in targets))
     assert all(tensor.any() for tensor in saved.values())
@@ -126,5 +125,5 @@ def test_adapters_of_a_mixture_learn_merged_and_as_they_are(
     assert last.keys() == first.keys()
     moved = {name for name in last if not torch.equal(last[name], first[name])}
     assert len([n for n in moved if ".experts." in n]) == 2 * 6 * 3 * ("experts" in targets)
-    exported = run_here(tmp_path, "export", "grpo", "--to", "exported")
+    exported = run_here(tmp_path, "export", "grpo", "--to", "exported", "--trust-run")
     assert exported.code == 0, exported.err

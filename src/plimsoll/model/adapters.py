@@ -224,18 +224,19 @@ def parts_of_weight(module: nn.Module, name: str) -> tuple[str, ...]:
     return (name, *(f"{layer}.{n}" for n in parts if n.startswith("lora_")))
 
 
-def plain_weight(module: nn.Module, name: str) -> Tensor:
+def plain_weight(module: nn.Module, name: str, rows: slice = slice(None)) -> Tensor:
     """Return a parameter's value dequantised and with its adapter merged in.
 
-    If it has neither quantisation nor an adapter, the result is the parameter's own tensor.
+    If it has neither quantisation nor an adapter, the result is the parameter's own tensor. `rows`
+    chooses some of the experts that the parameter stacks.
     """
     weight = dequantise(module.get_parameter(name))
     _, pairs = _pairs_of(module, name)
     if pairs is not None:
-        return pairs.merge_into(weight)
+        return pairs.merge_into(weight, rows)
     layer, base, leaf = name.rpartition(f"{_BASE}.")
     if not base or leaf != "weight":
-        return weight
+        return weight if rows == slice(None) else weight[rows]
     return _merge_into(module.get_submodule(layer), weight)
 
 

@@ -20,8 +20,6 @@ from transformers.integrations.moe import (
     grouped_mm_experts_forward,
 )
 
-from plimsoll.errors import ConfigError
-
 STACKED = ("gate_up_proj", "down_proj")
 """The stacked weights of a layer's experts, in the order in which PEFT wraps them."""
 PARAMETERS = tuple(f"experts.{name}" for name in STACKED)
@@ -47,9 +45,8 @@ class ExpertPairs(nn.Module):
     def __init__(self, weight: Tensor, rank: int, scale: float, is_transposed: bool) -> None:
         super().__init__()
         experts, outputs, inputs = weight.mT.shape if is_transposed else weight.shape
-        kind = {"dtype": weight.dtype, "device": weight.device}
-        self.a_ERI = nn.Parameter(torch.empty(experts, rank, inputs, **kind))
-        self.b_EOR = nn.Parameter(torch.zeros(experts, outputs, rank, **kind))
+        self.a_ERI = nn.Parameter(weight.new_empty(experts, rank, inputs))
+        self.b_EOR = nn.Parameter(weight.new_zeros(experts, outputs, rank))
         nn.init.kaiming_uniform_(self.a_ERI.flatten(0, 1), a=5**0.5)  # as PEFT begins
         self.scale, self.is_transposed, self.enabled = scale, is_transposed, True
 
@@ -68,42 +65,32 @@ class ExpertPairs(nn.Module):
         """Switch the adapter on or off, as PEFT's layers do."""
         self.enabled = enabled
 
-    def merge_into(self, weight: Tensor) -> Tensor:
-        """Return W + s B A of each expert, computed in fp32 and rounded once to W's dtype.
+    def merge_into(self, weight: Tensor, experts: slice = slice(None)) -> Tensor:
+        """Return W + s B A of some experts, computed in fp32 and rounded once to W's dtype.
 
         The fp32 copies are of one expert at a time.
         """
-        merged = torch.empty_like(weight)
-        for place, base, up, down in zip(
-            merged, weight, self.b_EOR.detach(), self.a_ERI.detach(), strict=True
-        ):
+        base_EOI, merged = weight[experts], torch.empty_like(weight[experts])
+        pairs = self.b_EOR.detach()[experts], self.a_ERI.detach()[experts]
+        for place, base, up, down in zip(merged, base_EOI, *pairs, strict=True):
             left, right = (down.T, up.T) if self.is_transposed else (up, down)
             place.copy_(torch.addmm(base.float(), left.float(), right.float(), alpha=self.scale))
         return merged
 
 
 def adapt_experts(lm: PreTrainedModel, rank: int, scale: float) -> None:
-    """Add pairs of matrices to the stacked experts of a model, in place.
-
-    Raises ConfigError if the model has no stacked experts with a gate.
-    """
-    every = list(stacked_experts(lm))
-    if not every:
-        raise ConfigError(
-            f"adapter.targets: {type(lm).__name__} has no experts whose {' and '.join(STACKED)} "
-            "are one tensor each. Leave `experts` out."
-        )
-    for experts in every:
+    """Add pairs of matrices to the stacked experts of a model, in place."""
+    for experts in stacked_experts(lm):
         for name in STACKED:
-            weight, is_transposed = getattr(experts, name), experts.is_transposed
-            experts.add_module(f"lora_{name}", ExpertPairs(weight, rank, scale, is_transposed))
+            pairs = ExpertPairs(getattr(experts, name), rank, scale, experts.is_transposed)
+            experts.add_module(f"lora_{name}", pairs)
     ALL_EXPERTS_FUNCTIONS.register(_ADAPTED, _forward)
     lm.set_experts_implementation(_ADAPTED)
 
 
 def stacked_experts(lm: nn.Module) -> Iterator[Any]:
     """Yield the modules of a model that keep a layer's experts in the tensors of `STACKED`."""
-    for module in lm.modules():
+    for module in list(lm.modules()):
         weights = [getattr(module, name, None) for name in STACKED]
         if all(isinstance(each, nn.Parameter) and each.dim() == 3 for each in weights):
             yield module

@@ -161,7 +161,8 @@ def load_gradients(module: PolicyModel, base: Path, directory: Path) -> dict[str
     gradients = {name: p.grad for name, p in trained(module).items() if p.grad is not None}
     assert gradients.keys() == trained(module).keys()
     save_adapter(module, gradients, beside, directory)
-    return load_file(directory / "adapter_model.safetensors")
+    files: dict[str, Tensor] = load_file(directory / "adapter_model.safetensors")
+    return files
 
 
 @pytest.mark.parametrize(
@@ -239,10 +240,13 @@ def test_experts_are_a_target_of_their_own(models: dict[str, Path]) -> None:
     assert shapes["lora_down_proj.b_EOR"] == (4, 32, 4)
 
 
-def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path, tiny_config("qwen2", False), 0, make_tokenizer())
+def test_a_dense_model_has_no_experts(models: dict[str, Path], tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "dense", tiny_config("qwen2", False), 0, make_tokenizer())
     with pytest.raises(ConfigError, match=r"experts is no layer of Qwen2ForCausalLM.*`all-linear`"):
-        adapted(tmp_path)
+        adapted(tmp_path / "dense")
+    directory = write(adapted(models["olmoe"]), models["olmoe"], tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"does not fit Qwen2ForCausalLM: .*experts"):
+        merge_adapter(directory, tmp_path / "merged", str(tmp_path / "dense"))
 
 
 def test_with_the_adapter_off_the_model_is_the_base(models: dict[str, Path]) -> None:
