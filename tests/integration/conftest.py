@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rank_fixtures import card_rank as card_rank
+from rank_fixtures import mixture as mixture
 from rank_fixtures import one_rank as one_rank
 from rank_fixtures import pool as pool
 from rank_fixtures import tied as tied

@@ -9,7 +9,9 @@ from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from decided import decided_model, decided_role
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.commands.demo import make_tokenizer
@@ -170,6 +172,23 @@ def write_model(directory: Path, *, tied: bool) -> Path:
     )
     config.initializer_range = 0.05
     write_tiny_model(directory, config, seed=0, tokenizer=make_tokenizer())
+    return directory
+
+
+def write_mixture(directory: Path) -> Path:
+    """Two layers of four experts, whose stacked weights are over that threshold.
+
+    It is written as transformers does: experts by the names of the family's own files.
+    """
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCAB, hidden_size=160, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=40, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=160, initializer_range=0.08,
+        max_position_embeddings=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
     return directory
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_cases import write_model
+from engine_cases import write_mixture, write_model
 from ranks import RankProcesses
 
 
@@ -49,3 +49,9 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a head of its own."""
     return write_model(tmp_path_factory.mktemp("models") / "untied", tied=False)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture of experts."""
+    return write_mixture(tmp_path_factory.mktemp("models") / "mixture")

@@ -86,6 +86,7 @@ def finish(worker: Worker, place: Place, out: Path) -> list[UpdateResult]:
 
 
 LORA = AdapterConfig(rank=4, alpha=8, targets=("all-linear",))
+EXPERTS = AdapterConfig(rank=4, alpha=8, targets=("q_proj", "experts"))
 AVERAGE = EmaConfig(decay=0.5)
 ANEW = {
     # ranks and setting of the checkpoint, and of the run that goes on from it
@@ -101,17 +102,26 @@ ANEW = {
         (2, Setting(zero_stage(1), "bfloat16", adapter=LORA, ema=AVERAGE)),
         (1, Setting(zero_stage(0), "bfloat16", adapter=LORA, ema=AVERAGE)),
     ),
+    "experts-zero-3-to-zero-1": (
+        (2, Setting(zero_stage(3), adapter=EXPERTS, ema=AVERAGE)),
+        (1, Setting(zero_stage(1), adapter=EXPERTS, ema=AVERAGE)),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ANEW)
 def test_a_run_goes_on_with_masters_and_moments_divided_anew(
-    name: str, untied: Path, tmp_path: Path, one_rank: RankProcesses, two_ranks: RankProcesses
+    name: str,
+    untied: Path,
+    mixture: Path,
+    tmp_path: Path,
+    one_rank: RankProcesses,
+    two_ranks: RankProcesses,
 ) -> None:
-    pools = {1: one_rank, 2: two_ranks}
+    pools, base = {1: one_rank, 2: two_ranks}, mixture if "experts" in name else untied
     (ranks, setting), (other_ranks, other) = ANEW[name]
-    want = summed(pools[ranks].run(train_and_save, untied, setting, tmp_path))
-    found = summed(pools[other_ranks].run(resume, untied, other, tmp_path))
+    want = summed(pools[ranks].run(train_and_save, base, setting, tmp_path))
+    found = summed(pools[other_ranks].run(resume, base, other, tmp_path))
     close = 2e-2 if setting.dtype == "bfloat16" else 1e-4
     losses = [[step["loss"] for step in steps] for steps in (want, found)]
     assert losses[1] == pytest.approx(losses[0], rel=close)

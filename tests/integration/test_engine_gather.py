@@ -17,6 +17,7 @@ from engine_cases import (
     Setting,
     own_packs,
     policy_step,
+    sft_step,
     train_sft_gathering,
 )
 from engine_reference import (
@@ -30,8 +31,10 @@ from engine_reference import (
 from ranks import RankProcesses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from zero_cases import FORMS
 
 from plimsoll.commands.demo import make_tokenizer
+from plimsoll.commands.export import merge_adapter
 from plimsoll.config.engine import FrozenRole
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
@@ -118,11 +121,18 @@ def test_the_buckets_hold_the_model(
         check_share(sent, setting, elements=sum(tensor.numel() for tensor in before.values()))
 
 
-def send_experts(place: Place, model: Path, out: Path) -> tuple[int, dict[str, torch.Tensor]]:
-    """How many buckets have some of a layer's experts, and all that is sent, as files have it."""
+def send_experts(
+    place: Place, model: Path, setting: Setting, bucket_bytes: int, out: Path
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """How many buckets have some of a layer's experts, and all that is sent, as files have it.
+
+    An adapter learns before.
+    """
     worker = Worker(place)
-    worker.load_model("actor", Setting(ZeroConfig(stage=3)).role(model))
-    plan = open_way(worker, 3000, as_published=True)
+    worker.load_model("actor", setting.role(model))
+    if setting.adapter is not None:
+        sft_step(worker, place, BATCHES[0], 31, RATES[0])
+    plan = open_way(worker, bucket_bytes, as_published=True)
     sent: dict[str, torch.Tensor] = {}
     for planned in plan.buckets:
         bucket = worker.weight_bucket("actor", planned, True)
@@ -142,10 +152,27 @@ def test_experts_go_in_buckets_of_some(tmp_path: Path, two_ranks: RankProcesses)
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
-    (cut, sent), (_, nothing) = two_ranks.run(send_experts, tmp_path / "model", tmp_path / "saved")
+    what = tmp_path / "model", Setting(ZeroConfig(stage=3)), 3000, tmp_path / "saved"
+    (cut, sent), (_, nothing) = two_ranks.run(send_experts, *what)
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert cut > 4 and nothing == {}
     assert all(torch.equal(sent[name], tensor) for name, tensor in saved.items())
+
+
+def test_merged_experts_go_in_buckets_of_some(
+    mixture: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    """They are what `plimsoll merge` makes of the adapter that the run saves."""
+    setting = Setting(ZeroConfig(stage=3), adapter=FORMS["experts"])
+    what = mixture, setting, 500_000, tmp_path / "adapter"
+    (cut, sent), (_, nothing) = two_ranks.run(send_experts, *what)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", None, dtype="float32")
+    merged, base = (load_file(p / "model.safetensors") for p in (tmp_path / "merged", mixture))
+    assert cut == 4 and nothing == {} and sent.keys() == merged.keys() == base.keys()
+    assert all(torch.equal(sent[name], tensor) for name, tensor in merged.items())
+    moved = [name for name in merged if not torch.equal(merged[name], base[name])]
+    assert sum(".mlp.experts." in name for name in moved) == 2 * 4 * 3
+    assert sum(".self_attn." in name for name in moved) == 2 * 4 == len(moved) - 2 * 4 * 3
 
 
 def check_share(sent: Sent, setting: Setting, elements: int) -> None:

@@ -82,11 +82,13 @@ def test_an_engine_learns_weighs_and_goes_on(
     case: Case,
     tied: Path,
     untied: Path,
+    mixture: Path,
     tmp_path: Path,
     one_rank: RankProcesses,
     two_ranks: RankProcesses,
 ) -> None:
-    model, other = (tied, untied) if case.base == "tied" else (untied, tied)
+    models = {"tied": tied, "untied": untied, "mixture": mixture}
+    model, other = models[case.base], untied if case.base == "tied" else tied
     pool = one_rank if case.ranks == 1 else two_ranks
     ranks = pool.run(train_and_weigh, case, model, other, tmp_path)
     check_training(case, ranks, plain(case, model, other, tmp_path / "first"), tmp_path)

@@ -13,8 +13,10 @@ import pytest
 import torch
 from commands import PPO, SFT, Command, metrics, wait_for, write_config, write_task
 from fakecard.library import why_not
-from test_run_mixtures import write_mixture
+from test_run_mixtures import SIZES, write_mixture
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
+from plimsoll.commands.demo import make_tokenizer
 from plimsoll.run.json_lines import read_rows
 
 pytestmark = [
@@ -128,7 +130,7 @@ def test_ranks_sleep_beside_an_engine_that_is_sent_an_adapter_alone(tmp_path: Pa
 @needs_vllm
 def test_a_mixture_learns_with_the_experts_that_vllm_took(tmp_path: Path) -> None:
     """vLLM returns them itself there; on a CPU they are recorded beside it."""
-    write_mixture(tmp_path / "mixture")
+    write_mixture(tmp_path / "mixture", MixtralConfig(**SIZES, num_local_experts=4))
     config = shared(1)
     config["actor"]["model"] = {"path": "mixture", "dtype": "bfloat16"}
     config["rollout"]["routing"] = "sampled"
@@ -178,6 +180,25 @@ def test_speculation_by_ngrams_samples_with_the_log_probs_of_the_trainer(tmp_pat
 def test_an_adapter_alone_goes_to_an_engine_that_slept(tmp_path: Path) -> None:
     config = shared(1, adapter="separate")
     config["actor"]["adapter"] = {"rank": 8}
+    check(tmp_path, config)
+
+
+@needs_vllm
+@pytest.mark.parametrize("targets", [["all-linear"], ["all-linear", "experts"]], ids=str)
+@pytest.mark.parametrize("way", ["merged", "separate"])
+def test_an_adapter_of_a_mixture(way: str, targets: list[str], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    mixture = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=32, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=64, max_position_embeddings=256,
+        eos_token_id=15, initializer_range=0.1,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(mixture).save_pretrained(tmp_path / "mixture")
+    make_tokenizer().save_pretrained(tmp_path / "mixture")
+    config = shared(1, adapter=way)
+    config["actor"] |= {"model": {"path": "mixture"}, "adapter": {"rank": 8, "targets": targets}}
+    config["critic"] |= {"model": {"path": "mixture"}, "adapter": {"rank": 8, "targets": targets}}
     check(tmp_path, config)
 
 

@@ -215,6 +215,32 @@ def test_training_an_adapter(path: str, checkpointed: bool | str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "checkpointed", "targets"),
+    [
+        ("Qwen/Qwen3-30B-A3B", True, ("all-linear", "experts")),
+        ("mistralai/Mixtral-8x7B-v0.1", False, ("experts",)),
+        slow("mistralai/Mixtral-8x7B-v0.1", "selective", ("experts",)),
+        slow("Qwen/Qwen3-30B-A3B", False, ("q_proj", "experts")),
+        slow("Qwen/Qwen2-57B-A14B", True, ("all-linear", "experts")),
+        slow("zai-org/GLM-4.5-Air", True, ("o_proj", "experts")),  # their results become fp32
+    ],
+)
+def test_training_an_adapter_of_experts(
+    path: str, checkpointed: bool | str, targets: tuple[str, ...]
+) -> None:
+    form = _form(path, gradient_checkpointing=checkpointed)
+    found = trace_form(replace(form, adapter=AdapterConfig(targets=targets)), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen3-30B-A3B", slow("zai-org/GLM-4.5-Air")])
+def test_scoring_with_an_adapter_of_experts(path: str) -> None:
+    adapter = AdapterConfig(targets=("o_proj", "experts"))
+    found = trace_form(replace(_form(path, trained=False), adapter=adapter), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
     ("path", "checkpointed", "whole"),
     [
         ("meta-llama/Llama-2-7b-hf", True, ("embed_tokens", "lm_head")),

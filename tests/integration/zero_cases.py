@@ -53,6 +53,7 @@ FORMS: Mapping[str, AdapterConfig | None] = {
     "whole": AdapterConfig(
         rank=4, alpha=8.0, targets=("v_proj",), modules_to_save=("embed_tokens", "lm_head")
     ),
+    "experts": AdapterConfig(rank=8, alpha=16.0, targets=("all-linear", "experts")),
 }
 """What is trained: all weights, or an adapter; its base is in 4 bits where that is in the name."""
 BUDGETS: Mapping[Split, int] = {"many": 39, "one": 100_000, "sparse": 39}
@@ -75,7 +76,7 @@ class Case:
         job: What is learned; see JOBS.
         form: What is trained; see FORMS.
         offload: What waits in host memory.
-        base: The model, whose head is its embedding (tied) or its own.
+        base: The model, whose head is its embedding (tied) or its own; or a mixture of experts.
         split: A rank's micro-batches: several, a single one, or on some rank none that is learned
             from. In a single one, pairs do not share their prompts.
         recompute: What the backward pass computes anew.
@@ -94,7 +95,7 @@ class Case:
     stage: int
     offload: Offload = "none"
     ranks: int = 1
-    base: Literal["tied", "untied"] = "tied"
+    base: Literal["tied", "untied", "mixture"] = "tied"
     split: Split = "many"
     recompute: Recompute = "nothing"
     averages: bool = False
@@ -236,6 +237,9 @@ ALONE = (
     Case("sft", "dora nf4", 2),
     Case("sft", "embedding", 3, ranks=2, base="untied"),
     Case("sft", "whole", 2, ranks=2, base="untied"),
+    Case("sft", "experts", 3, "both", 2, "mixture", recompute="parts", averages=True, sleeps="all"),
+    Case("value", "experts", 0, base="mixture", recompute="layers"),
+    Case("policy", "experts", 2, ranks=2, base="mixture", split="sparse"),
 )
 """Values that no pair needs."""
 

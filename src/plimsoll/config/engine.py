@@ -79,6 +79,8 @@ ADAPTER_FILE = "adapter_config.json"
 
 ALL_LINEAR = "all-linear"
 """The target of adapters that stands for every linear layer but the output head."""
+EXPERTS = "experts"
+"""The target of adapters that stands for the stacked weights of a mixture's experts."""
 
 
 class AdapterConfig(Settings):
@@ -92,7 +94,8 @@ class AdapterConfig(Settings):
     """Dropout on the adapter's input."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """The modules that get adapters, by the last part of their names, such as q_proj;
-    `all-linear` is every linear layer but the output head."""
+    `all-linear` is every linear layer but the output head; `experts` are a mixture's experts, which
+    `all-linear` leaves out."""
     rslora: bool = False
     """Scale by the root of the rank; Kalajdzievski 2023, https://arxiv.org/abs/2312.03732."""
     dora: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
+from plimsoll.config.engine import EXPERTS, AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, Severity, find
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.local_host import LocalHost
@@ -122,7 +122,8 @@ def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
             if obstacle := _against_target(shape, target):
                 what = f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
                 what += "an adapter"
-                fit = [name for name in shape.adapter_targets if not _against_target(shape, name)]
+                names = (*shape.adapter_targets, EXPERTS)
+                fit = [name for name in names if not _against_target(shape, name)]
                 every = "" if _against_target(shape, _ALL_LINEAR) else "; or all-linear"
                 fix = f"some of {', '.join(fit)}{every}"
                 yield Problem("adapter-targets", "error", what, obstacle, fix)
@@ -164,12 +165,27 @@ def _against_target(shape: ModelShape, target: str) -> str:
         )
     if target in (_ALL_LINEAR, *shape.adapter_targets):
         return ""
+    if target == EXPERTS:
+        return "" if shape.expert_stacks else "its MLPs are no mixture of experts"
     if any(linear.name == target for linear in shape.linears):
         return (
             f"transformers keeps the {target} of all {shape.experts} experts of a layer in one "
-            "tensor, which is no nn.Linear: its weights would stay frozen"
+            f"tensor, which is no nn.Linear; `{EXPERTS}` stands for all of them"
         )
     return "no linear layer of the decoder has this name (the last part of the module's)"
+
+
+def experts_left_out(job: PlannedJob) -> Iterator[Problem]:
+    """Warn of `all-linear` where most weights are experts, which it leaves out."""
+    for role, trained in job.spec.trained.items():
+        shape, targets = job.shapes[role], trained.adapter.targets if trained.adapter else ()
+        if shape.expert_stacks and _ALL_LINEAR in targets and EXPERTS not in targets:
+            stacked = sum(linear.parameters for linear in shape.linears if linear.stacked > 1)
+            what = f"{role}.adapter.targets: {_ALL_LINEAR} leaves out the experts of {shape.name}, "
+            what += f"which have {stacked / shape.parameters:.0%} of its weights"
+            why = "a layer's experts are stacked in two tensors, which are no linear layers"
+            fix = f"{role}.adapter.targets: [{_ALL_LINEAR}, {EXPERTS}], or the names of layers"
+            yield Problem("adapter-experts", "warning", what, why, fix)
 
 
 def varlen(job: PlannedJob) -> Iterator[Problem]:
@@ -364,7 +380,7 @@ def nodes(job: PlannedJob) -> Iterator[Problem]:
 
 
 PLAN_RULES = (
-    *(positions, other_parts, families, vocabularies, adapter_targets),
+    *(positions, other_parts, families, vocabularies, adapter_targets, experts_left_out),
     *(frozen_routers, sampled_routing),
     *(varlen, engines),
     *(bfloat16_cards, own_kernels, offload),

@@ -1,8 +1,8 @@
 """Add low-rank adapters (PEFT) to a model, switch them off, merge them, and read and write files.
 
 PEFT wraps each layer that gets an adapter: `q_proj` then holds the frozen `q_proj.base_layer` and
-trained parameters whose names begin with `lora_`. PEFT's directories have adapter_config.json and
-adapter_model.safetensors.
+trained parameters whose names begin with `lora_`. Stacked experts have Plimsoll's own adapters
+(experts.py). PEFT's directories have adapter_config.json and adapter_model.safetensors.
 """
 
 from __future__ import annotations
@@ -18,15 +18,27 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR, AdapterConfig
+from plimsoll.config.engine import ADAPTER_FILE, ALL_LINEAR, EXPERTS, AdapterConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.checks import as_config_error
+from plimsoll.model.experts import (
+    PARAMETERS,
+    STACKED,
+    ExpertPairs,
+    adapt_experts,
+    from_saved,
+    saved_name,
+    stacked_experts,
+    stacked_matrices,
+    to_saved,
+)
 from plimsoll.model.files import (
     WRAPPER,
     Companions,
     add_older_settings,
     is_of_adapter,
     plain_name,
+    published_weights,
     write_generation,
 )
 from plimsoll.model.policy import PolicyModel, ValueModel
@@ -37,6 +49,8 @@ from plimsoll.run.files import whole_directory
 ADAPTER = "default"
 """PEFT's name for a model's only adapter."""
 _BASE = ".base_layer"
+_PEFT = "base_model.model."
+"""What PEFT's files put before the names of a model's parameters."""
 
 
 def add_adapter(
@@ -56,6 +70,7 @@ def add_adapter(
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=_targets(module.lm, config.targets),
+        target_parameters=list(PARAMETERS) if EXPERTS in config.targets else None,
         use_rslora=config.rslora,
         use_dora=config.dora,
         task_type="SEQ_CLS" if is_value else "CAUSAL_LM",
@@ -97,7 +112,7 @@ def _whole_modules(lm: PreTrainedModel, names: Collection[str]) -> list[str]:
 
 
 _FORM = ("r", "lora_alpha", "use_rslora", "use_dora", "task_type")
-_SETS = ("target_modules", "modules_to_save")
+_SETS = ("target_modules", "target_parameters", "modules_to_save")
 _FLAGS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora", "use_dora": "dora"}
 
 
@@ -118,7 +133,7 @@ def _check_form(wanted: Any, found: Any, directory: Path) -> None:
                 f"{other}, and {own} is needed. Give another adapter.path."
             )
         if not same:
-            key = _FLAGS.get(name, "targets" if name == "target_modules" else name)
+            key = _FLAGS.get(name, "targets" if name.startswith("target_") else name)
             value = sorted(other or ()) if name in _SETS else other
             raise ConfigError(
                 f"The adapter {str(directory)!r} has {name} {value}, and the config says "
@@ -130,17 +145,26 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
     """Add an adapter to the model like `add_adapter`, from a config of PEFT."""
     from peft import inject_adapter_in_model
 
-    dtype = module.lm.dtype
+    dtype, lm = module.lm.dtype, module.lm
+    experts, peft_config.target_parameters = peft_config.target_parameters, None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(peft_config, module.lm, ADAPTER)
-    if stacked := peft_config.target_parameters:
-        raise ConfigError(
-            f"adapter.targets: PEFT takes names of this model's MLPs ({type(module.lm).__name__}) "
-            f"for its stacked experts ({', '.join(sorted(stacked))}), and would compute the whole "
-            "update of each expert in every forward pass. Write names of attention's layers "
-            "alone, such as q_proj, k_proj, v_proj, o_proj."
-        )
+        if peft_config.target_modules:
+            inject_adapter_in_model(peft_config, lm, ADAPTER)
+        else:  # PEFT takes no config without targets
+            lm.requires_grad_(False).peft_config = {ADAPTER: peft_config}
+        if stacked := peft_config.target_parameters:
+            raise ConfigError(
+                "adapter.targets: PEFT takes names of this model's MLPs "
+                f"({type(lm).__name__}) for its stacked experts ({', '.join(sorted(stacked))}), "
+                "and would compute the whole update of each expert in every forward pass. Write "
+                "names of attention's layers, such as q_proj, k_proj, v_proj, o_proj, "
+                "and `experts`."
+            )
+        if experts:
+            root = peft_config.r**0.5 if peft_config.use_rslora else peft_config.r
+            adapt_experts(lm, peft_config.r, peft_config.lora_alpha / root)
+            peft_config.target_parameters = experts
     for name, parameter in module.named_parameters():
         if is_of_adapter(name):
             parameter.data = parameter.data.to(dtype)  # PEFT makes them fp32
@@ -149,26 +173,28 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
 
 
 def _targets(lm: PreTrainedModel, names: tuple[str, ...]) -> list[str]:
+    """Return the names of the layers that PEFT wraps; stacked experts are not among them."""
     kinds = {
         name.rpartition(".")[2]: type(layer)
         for name, layer in lm.get_decoder().named_modules()
         if isinstance(layer, nn.Linear | nn.Embedding)
     }
     linears = sorted(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))
-    unknown = [name for name in names if name not in kinds and name != ALL_LINEAR]
+    groups = {ALL_LINEAR, EXPERTS} if any(stacked_experts(lm)) else {ALL_LINEAR}
+    unknown = [name for name in names if name not in kinds and name not in groups]
     if unknown or not names or not linears:
         raise ConfigError(
             f"adapter.targets: {', '.join(unknown) or 'none'} {'are' if len(unknown) > 1 else 'is'}"
             f" no layer of {type(lm).__name__}. Its linear layers are {', '.join(linears)}; write "
-            f"some of them, or `{ALL_LINEAR}`."
+            f"some of them, or {' and '.join(f'`{group}`' for group in sorted(groups))}."
         )
-    embeddings = [name for name in names if name != ALL_LINEAR and name not in linears]
+    embeddings = [name for name in names if name not in {*groups, *linears}]
     if embeddings and lm.config.tie_word_embeddings:
         raise ConfigError(
             f"adapter.targets: {', '.join(embeddings)} is also the output head of this model "
             "(tie_word_embeddings), which would have to change with it. Leave it out."
         )
-    return sorted({*names, *(linears if ALL_LINEAR in names else ())} - {ALL_LINEAR})
+    return sorted({*names, *(linears if ALL_LINEAR in names else ())} - groups)
 
 
 @contextmanager
@@ -176,7 +202,7 @@ def adapter_off(module: nn.Module) -> Iterator[None]:
     """During the block, switch the adapter off."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+    layers = [part for part in module.modules() if isinstance(part, BaseTunerLayer | ExpertPairs)]
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -188,6 +214,9 @@ def adapter_off(module: nn.Module) -> Iterator[None]:
 
 def parts_of_weight(module: nn.Module, name: str) -> tuple[str, ...]:
     """Return the names of the parameters that `plain_weight` is computed from."""
+    owner, pairs = _pairs_of(module, name)
+    if pairs is not None:
+        return (name, *(f"{owner}.{part}" for part, _ in pairs.named_parameters()))
     layer, base, leaf = name.rpartition(f"{_BASE}.")
     if not base or leaf != "weight":
         return (name,)
@@ -195,16 +224,27 @@ def parts_of_weight(module: nn.Module, name: str) -> tuple[str, ...]:
     return (name, *(f"{layer}.{n}" for n in parts if n.startswith("lora_")))
 
 
-def plain_weight(module: nn.Module, name: str) -> Tensor:
+def plain_weight(module: nn.Module, name: str, rows: slice = slice(None)) -> Tensor:
     """Return a parameter's value dequantised and with its adapter merged in.
 
-    If it has neither quantisation nor an adapter, the result is the parameter's own tensor.
+    If it has neither quantisation nor an adapter, the result is the parameter's own tensor. `rows`
+    chooses some of the experts that the parameter stacks.
     """
     weight = dequantise(module.get_parameter(name))
+    _, pairs = _pairs_of(module, name)
+    if pairs is not None:
+        return pairs.merge_into(weight, rows)
     layer, base, leaf = name.rpartition(f"{_BASE}.")
     if not base or leaf != "weight":
-        return weight
+        return weight if rows == slice(None) else weight[rows]
     return _merge_into(module.get_submodule(layer), weight)
+
+
+def _pairs_of(module: nn.Module, name: str) -> tuple[str, ExpertPairs | None]:
+    """Return the name and module of the adapters of a stacked weight; None for another one."""
+    experts, _, leaf = name.rpartition(".")
+    pairs = getattr(module.get_submodule(experts), f"lora_{leaf}", None)
+    return f"{experts}.lora_{leaf}", pairs if isinstance(pairs, ExpertPairs) else None
 
 
 def _merge_into(layer: Any, weight: Tensor) -> Tensor:
@@ -240,7 +280,6 @@ _OTHER_FORMS = (
     "kasa_config",
     "layer_replication",
     "monteclora_config",
-    "target_parameters",
     "trainable_token_indices",
     "velora_config",
 )
@@ -258,7 +297,7 @@ def save_adapter(
     `state` has the trained parameters, gathered from all ranks, by their names in the module.
     Raises PlimsollError with the path if the disk is full or not writable.
     """
-    config, weights = adapter_bytes(module, state)
+    config, weights = adapter_bytes(module, saved_tensors(module, state))
     with whole_directory(directory) as partial:
         (partial / ADAPTER_FILE).write_bytes(config)
         (partial / WEIGHTS).write_bytes(weights)
@@ -268,19 +307,46 @@ def save_adapter(
             write_generation(beside.generation, partial)
 
 
-def adapter_bytes(
+def saved_tensors(
     module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
-) -> tuple[bytes, bytes]:
-    """Return the contents of an adapter's config file and of its weights file (safetensors)."""
+) -> dict[str, Tensor]:
+    """Return the trained parameters by the names and in the shapes that PEFT's files have."""
     tied = module.tied_names if isinstance(module, PolicyModel) else {}
     twice = {f"{WRAPPER}{name}": state.get(f"{WRAPPER}{of}") for name, of in tied.items()}
     whole = {name: tensor.clone() for name, tensor in twice.items() if tensor is not None}
     every = {**state, **whole}  # readers of PEFT's files need not tie them
-    tensors = {_saved_name(name): tensor.contiguous().cpu() for name, tensor in every.items()}
+    return {_saved_name(name): to_saved(name, tensor) for name, tensor in every.items()}
+
+
+def tensors_for_engines(
+    module: PolicyModel | ValueModel, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the trained parameters as vLLM takes them: experts as the model's files have them.
+
+    Files of most families have a tensor for each expert, and gate and up apart; A of the two is
+    one, so it is there twice. Source: vLLM 0.32, lora/layers/fused_moe.py, `FusedMoEWithLoRA`.
+    """
+    split: dict[str, Tensor] = {}
+    for matrix in ("A", "B"):
+        stacks = {plain_name(name): each for name, each in stacked_matrices(state, matrix)}
+        files = dict(published_weights(module.lm, dict(stacks)))
+        if files.keys() == stacks.keys():  # of a family whose files stack experts, too
+            return saved_tensors(module, state)
+        for name, tensor in files.items():
+            split[f"{_PEFT}{name.removesuffix('.weight')}.lora_{matrix}.weight"] = tensor
+    others = {name: t for name, t in state.items() if saved_name(name) == name}
+    return saved_tensors(module, others) | split
+
+
+def adapter_bytes(
+    module: PolicyModel | ValueModel, tensors: Mapping[str, Tensor]
+) -> tuple[bytes, bytes]:
+    """Return the contents of an adapter's config file and of its weights file (safetensors)."""
     with TemporaryDirectory() as directory:
         module.lm.peft_config[ADAPTER].save_pretrained(directory)
         config = Path(directory, ADAPTER_FILE).read_bytes()
-    return config, save(tensors, metadata={"format": "pt"})
+    whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    return config, save(whole, metadata={"format": "pt"})
 
 
 def read_adapter_config(directory: Path) -> Any:
@@ -300,6 +366,11 @@ def read_adapter_config(directory: Path) -> Any:
     unsupported = [name for name in _OTHER_FORMS if getattr(config, name, None)]
     if getattr(config, "init_lora_weights", None) not in _PLAIN_STARTS:
         unsupported.append("init_lora_weights")
+    if parameters := getattr(config, "target_parameters", None):
+        are_experts = {str(name).rpartition(".")[2] for name in parameters} == {*STACKED}
+        if not are_experts or config.rank_pattern or config.alpha_pattern:
+            unsupported.append("target_parameters")
+        config.target_parameters = list(PARAMETERS)
     if config.peft_type != "LORA" or unsupported:
         kind = ", ".join([str(config.peft_type), *unsupported])
         raise ConfigError(
@@ -324,9 +395,10 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
         _check_adapter_config(config, module, tensors)
         inject(module, config)
     _replace_whole_weights(module, tensors)
-    parameters = {_saved_name(n): p for n, p in module.named_parameters() if p.requires_grad}
-    wrong = sorted(parameters.keys() ^ tensors.keys()) or sorted(
-        name for name in parameters if parameters[name].shape != tensors[name].shape
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    shapes = {_saved_name(name): to_saved(name, p).shape for name, p in trained.items()}
+    wrong = sorted(shapes.keys() ^ tensors.keys()) or sorted(
+        name for name, shape in shapes.items() if tensors[name].shape != shape
     )
     if wrong:
         raise ConfigError(
@@ -334,8 +406,9 @@ def load_adapter(module: PolicyModel | ValueModel, config: Any, directory: Path)
             f"{', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}: of another shape, or "
             "missing in one of the two. Give the model that it was trained on as the base."
         )
-    for name, parameter in parameters.items():
-        parameter.data = tensors[name].to(parameter.device)
+    for name, parameter in trained.items():
+        tensor = from_saved(name, tensors[_saved_name(name)], parameter)
+        parameter.data = tensor.to(parameter.device)
 
 
 def _replace_whole_weights(module: PolicyModel | ValueModel, tensors: dict[str, Tensor]) -> None:
@@ -402,7 +475,7 @@ def _match_layers(pattern: str, names: str) -> None:
 
 def _saved_name(name: str) -> str:
     """Return the name that PEFT's files give a trained parameter of a PolicyModel or ValueModel."""
-    plain = name.removeprefix(WRAPPER).replace(f".{ADAPTER}", "")
+    plain = saved_name(name.removeprefix(WRAPPER).replace(f".{ADAPTER}", ""))
     if plain.endswith("lora_magnitude_vector.weight"):
         plain = plain.removesuffix(".weight")
-    return f"base_model.model.{plain}"
+    return f"{_PEFT}{plain}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import ELEMENT_BYTES
+from plimsoll.config.engine import ELEMENT_BYTES, EXPERTS
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Card, Hardware
@@ -33,6 +33,7 @@ class Sampler:
         sequences: sequences that are sampled at once.
         adapter_rank: see `EngineSpec`.
         ranks_sleep: whether the ranks on the engine's cards sleep while it is awake.
+        adapts_experts: whether the adapter is one of stacked experts, too.
     """
 
     rollout: RolloutConfig
@@ -41,6 +42,7 @@ class Sampler:
     sequences: int
     adapter_rank: int | None = None
     ranks_sleep: bool = False
+    adapts_experts: bool = False
 
     @property
     def element(self) -> int:
@@ -197,6 +199,7 @@ def sampler_of(spec: RunSpec[Any], policy: ModelShape) -> Sampler | None:
         most if spec.data.eval else min(most, sampling.sequences),
         rollout_rules(engines).adapter_room(spec),
         spec.rank_sleep != "none",
+        spec.actor.adapter is not None and EXPERTS in spec.actor.adapter.targets,
     )
 
 

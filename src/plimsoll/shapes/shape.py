@@ -215,6 +215,16 @@ class ModelShape:
         return tuple(dict.fromkeys(linear.name for linear in self.linears if linear.stacked == 1))
 
     @property
+    def expert_stacks(self) -> tuple[tuple[int, int, int], ...]:
+        """(layers, inputs, outputs of one expert) of each tensor that stacks a layer's experts."""
+        stacks = (
+            (each.count // self.experts, each.inputs, each.outputs * each.stacked // self.experts)
+            for each in self.linears
+            if each.stacked > 1
+        )
+        return tuple(dict.fromkeys(stacks))
+
+    @property
     def unstacked(self) -> ModelShape:
         """The shape with tensors as in a described family's files: most have each expert alone."""
         if self.traits.clamped_experts:

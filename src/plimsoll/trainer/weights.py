@@ -14,13 +14,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from plimsoll.model.adapters import adapter_bytes, parts_of_weight, plain_weight, save_adapter
+from plimsoll.model.adapters import (
+    adapter_bytes,
+    parts_of_weight,
+    plain_weight,
+    save_adapter,
+    tensors_for_engines,
+)
 from plimsoll.model.disturbance import UNSCALED, Scaled, scalable_layers
 from plimsoll.model.files import (
     Companions,
@@ -58,6 +63,11 @@ class PlannedBucket:
     names: tuple[str, ...]
     experts: tuple[int, int] | None = None
     goes_on: bool = False
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the parameters that are sent: those of the experts, or all."""
+        return slice(None) if self.experts is None else slice(*self.experts)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,8 @@ def plan_weights(
         whole = PlannedBucket(together)
         cuts = _cut_experts(policy, whole, frames, bucket_bytes) if as_published else ()
         for bucket in cuts or (whole,):
-            tensors = _outgoing(policy, frames, bucket, as_published)
+            rows = {name: frame[bucket.rows] for name, frame in frames.items()}
+            tensors = _outgoing(policy, rows, bucket, as_published)
             names += tensors
             sizes.append(sum(packed_bytes(t.nbytes) for t in tensors.values()))
             buckets.append(bucket)
@@ -129,7 +140,9 @@ def _cut_experts(
         PlannedBucket(whole.names, (first, min(first + step, experts)), first + step < experts)
         for first in range(0, experts, step)
     )
-    in_cuts = [name for cut in cuts for name in _outgoing(policy, frames, cut, True)]
+    (name,) = frames
+    rows = [(cut, {name: frame[cut.rows]}) for cut in cuts]
+    in_cuts = [sent for cut, part in rows for sent in _outgoing(policy, part, cut, True)]
     return cuts if sorted(in_cuts) == sorted(_outgoing(policy, frames, whole, True)) else ()
 
 
@@ -202,15 +215,15 @@ def learns(module: nn.Module, name: str) -> bool:
 @contextmanager
 def plain_weights(
     engine: Engine, names: Sequence[str]
-) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Yield a function that returns these weights by their Hugging Face names.
+) -> Iterator[Callable[[slice], dict[str, Tensor]]]:
+    """Yield a function that returns rows of these weights by their Hugging Face names.
 
     Adapters are merged into the weights, and quantised weights are dequantised. All ranks must
     enter the block together; only ranks that want the weights call the function.
     """
     module = engine.module
     with engine.gather([part for name in names for part in parts_of_weight(module, name)]):
-        yield lambda: {plain_name(name): plain_weight(module, name) for name in names}
+        yield lambda rows: {plain_name(name): plain_weight(module, name, rows) for name in names}
 
 
 class WeightSender:
@@ -221,7 +234,7 @@ class WeightSender:
 
     def __init__(self) -> None:
         self._gathered = ExitStack()
-        self._weights: Callable[[], dict[str, Tensor]] | None = None
+        self._weights: Callable[[slice], dict[str, Tensor]] | None = None
 
     def ship(
         self,
@@ -248,12 +261,11 @@ class WeightSender:
         assert isinstance(policy, PolicyModel)
         if self._weights is None or bucket.experts is None or bucket.experts[0] == 0:
             self._gathered.close()  # of a transfer that was broken off
-            weights = self._gathered.enter_context(plain_weights(engine, bucket.names))
-            self._weights = cache(weights)
+            self._weights = self._gathered.enter_context(plain_weights(engine, bucket.names))
         try:
             if outlet is None:
                 return None
-            plain = self._weights()
+            plain = self._weights(bucket.rows)
             of_scaled = weights_of_layers(scaled.layers) & plain.keys()
             multiplied = {name: plain[name] for name in of_scaled}
             names = _outgoing(policy, multiplied, bucket, as_published)
@@ -268,20 +280,19 @@ class WeightSender:
 def _outgoing(
     policy: PolicyModel, weights: Mapping[str, Tensor], bucket: PlannedBucket, as_published: bool
 ) -> dict[str, Tensor]:
-    """Return what is sent of a bucket's weights, by the names that engines know."""
+    """Return what is sent of these rows of a bucket's weights, by the names that engines know."""
     tied = {name: weights[of] for name, of in policy.tied_names.items() if of in weights}
     every = {**weights, **tied}
     if not as_published:
         return every
     if bucket.experts is None:
         return dict(published_weights(policy.lm, every))
-    first, end = bucket.experts
-    stack = {name: weight[first:end] for name, weight in every.items()}
+    first = bucket.experts[0]
 
     def number(found: re.Match[str]) -> str:
         return str(first + int(found[0]))
 
-    return {_EXPERT.sub(number, n): t for n, t in published_weights(policy.lm, stack)}
+    return {_EXPERT.sub(number, n): t for n, t in published_weights(policy.lm, every)}
 
 
 def plan_rehearsals(engine: Engine) -> tuple[Rehearsal, ...]:
@@ -333,7 +344,8 @@ def write_model(engine: Engine, companion_files: Companions, directory: Path, ra
     for names in plan_buckets(engine, SAVE_BUCKET):
         with plain_weights(engine, names) as weights:
             if rank == 0:
-                state |= {name: t.to("cpu", copy=True) for name, t in weights().items()}
+                every = weights(slice(None))
+                state |= {name: t.to("cpu", copy=True) for name, t in every.items()}
     if rank == 0:
         model = _model(engine)
         state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
@@ -362,11 +374,12 @@ def write_adapter(engine: Engine, companion_files: Companions, directory: Path, 
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
-    """Return the adapter's PEFT files on rank 0, None on other ranks; all ranks must call it."""
+    """Return the adapter's files for vLLM on rank 0, None on others; all ranks must call it."""
     with _gather_trained(engine) as tensors:
         if rank > 0:
             return None
-        return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
+        model = _model(engine)
+        return AdapterFiles(*adapter_bytes(model, tensors_for_engines(model, tensors)), version)
 
 
 def _gather_trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:

@@ -29,6 +29,7 @@ DORA = "--actor.adapter.dora=true"
 OFFLOADED = "--reference.model.path=m --reference.zero.offload=cpu"
 SEPARATE = f"{ADAPTER} --rollout.vllm.adapter=separate"
 TARGETS = "--actor.adapter.targets=[q_proj]"
+EXPERTS = "--actor.adapter.targets=[q_proj,experts]"
 STAGE_2 = "--actor.zero.stage=2"
 ACTORS, CRITICS = "--actor.adapter.dropout", "--critic.adapter.dropout"
 
@@ -46,6 +47,9 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
     ),
     (SftConfig, "--actor.adapter.targets=[]", "actor.adapter.targets", 2, TARGETS),
     (SftConfig, f"{NF4} {DORA} --actor.zero.stage=3", "actor.adapter.dora", 4, STAGE_2),
+    (SftConfig, f"{EXPERTS} {ACTORS}=0.1", "actor.adapter.dropout", 4, f"{ACTORS}=0"),
+    (SftConfig, f"{EXPERTS} {DORA}", "actor.adapter.dora", 4, TARGETS),
+    (SftConfig, f"{EXPERTS} --actor.adapter.rank=12", "actor.adapter.rank", 4, ADAPTER),
     (RlConfig, f"{ACTORS}=0.1", "actor.adapter.dropout", 4, f"{ACTORS}=0"),
     (RlConfig, f"{CRITICS}=0.1", "critic.adapter.dropout", 4, f"{CRITICS}=0"),
     *(
@@ -87,6 +91,7 @@ ALLOWED: list[tuple[type[JobConfig], str]] = [
     (SftConfig, f"{DORA} --actor.zero.stage=3"),
     (SftConfig, f"{NF4} {DORA} --actor.zero.stage=2"),
     (SftConfig, "--actor.adapter.dropout=0.1"),
+    (SftConfig, f"{EXPERTS} {NF4} --actor.adapter.rslora=true --actor.zero.stage=3"),
     (DpoConfig, f"{NF4} {ADAPTER} --actor.adapter.dropout=0.1"),
     (DpoConfig, OFFLOADED),
     (RlConfig, f"{NF4} {ADAPTER} --actor.zero.stage=3"),

@@ -195,6 +195,15 @@ def test_an_engine_keeps_the_experts_that_it_takes_beside_its_cache() -> None:
     assert [*routing_items(mixture, "cuda", CARD, MOMENTS)] == []
 
 
+def test_an_engine_makes_room_around_experts_that_are_adapted() -> None:
+    """Qwen3-30B: 48 layers; A and B of gate, up and down of 128 experts, each 768 wide."""
+    mixture = sampler(rank=16, shape=read_shape("Qwen/Qwen3-30B-A3B"))
+    attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
+    assert mixture.adapter_room == 2 * 16 * 48 * attention
+    experts = replace(mixture, adapts_experts=True).adapter_room - mixture.adapter_room
+    assert experts == 2 * 16 * 48 * 128 * 3 * (2048 + 768)
+
+
 def test_an_engine_whose_weights_do_not_fit_its_share_still_adds_up_to_it() -> None:
     small = sampler(memory_share=0.02)
     assert card_share(small, CARD).kv_cache < 0

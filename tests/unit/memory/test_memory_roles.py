@@ -196,6 +196,18 @@ def test_an_adapter_on_some_linears_with_magnitudes() -> None:
     assert tensors == Counter({(LAYERS, 4 * HIDDEN): 2, (LAYERS, HIDDEN): 1})
 
 
+def test_an_adapter_on_experts() -> None:
+    """Qwen3-30B: A and B of 128 experts in 48 layers, beside gate with up, and beside down."""
+    shape = read_shape("Qwen/Qwen3-30B-A3B")
+    tensors = Counter(adapter_tensors(shape, AdapterConfig(rank=16, targets=("experts",))))
+    sides = (2048, 2 * 768, 768, 2048)
+    assert tensors == Counter((48, 128 * 16 * side) for side in sides)
+    assert sum(count * size for count, size in tensors.elements()) == 629_145_600
+    linears = adapter_tensors(shape, AdapterConfig(rank=16))
+    both = adapter_tensors(shape, AdapterConfig(rank=16, targets=("all-linear", "experts")))
+    assert Counter(both) == Counter(linears) + tensors
+
+
 def test_an_adapter_on_the_embedding() -> None:
     shape = read_shape("Qwen/Qwen2.5-7B")
     config = AdapterConfig(rank=4, targets=("embed_tokens",), dora=True)

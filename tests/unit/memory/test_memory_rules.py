@@ -107,6 +107,34 @@ CASES = [
     ),
     (
         "sft",
+        {"actor.adapter.targets": ("q_proj", "experts")},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["experts is nothing of", "no mixture"],
+        {"actor.adapter.targets": ("q_proj",)},
+    ),
+    (
+        "sft",
+        {"actor.model.path": MIXTRAL, "actor.adapter.targets": ("all-linear",)},
+        "8xH200",
+        "adapter-experts",
+        "warning",
+        ["leaves out the experts of mistralai/Mixtral-8x7B-v0.1, which have 97% of its weights"],
+        {"actor.adapter.targets": ("all-linear", "experts")},
+    ),
+    (
+        "ppo",
+        {"actor.model.path": "Qwen/Qwen3-30B-A3B", "actor.adapter": {}}
+        | {"rollout.vllm.adapter": "separate"},
+        "cpu",
+        "adapter-separate",
+        "error",
+        ["Qwen/Qwen3-30B-A3B has experts", "Triton"],
+        {"rollout.vllm.adapter": "merged"},
+    ),
+    (
+        "sft",
         {"actor.model.path": LATENT, "actor.adapter.targets": ("all-linear",)},
         "8xA100-80GB",
         "adapter-targets",
@@ -474,7 +502,7 @@ def test_a_target_is_refused_where_the_model_has_no_such_linear(model: str) -> N
     for name in sorted(every - {"embed_tokens"}):
         changes = {"actor.model.path": model, "actor.adapter.targets": (name,)}
         refused = "adapter-targets" in conflicts("sft", changes)
-        assert refused == (name not in linears), name
+        assert refused == (name not in linears | {"experts"}), name
 
 
 def test_a_conflict_is_told_from_what_more_room_would_mend() -> None:

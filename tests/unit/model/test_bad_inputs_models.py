@@ -225,6 +225,7 @@ SETTINGS: list[tuple[str, object]] = [
     *each("rank_pattern", "x", {"q_proj": 10**9}, {"q_proj": "x"}),
     *each("target_modules", None, 5, ["nope"], "(", "([a-z_.0-9]+)+!"),
     *each("exclude_modules", "(", "([a-z_.0-9]+)+!"),
+    *each("target_parameters", "x", [5], ["experts.down_proj"]),
     *each("bias", None, -1, "nope"),
     *each("peft_type", None, 5, "IA3"),
     *each("lora_alpha", None, "x", []),

@@ -412,7 +412,7 @@ def _sends_linears_alone(engines: RolloutConfig, actor: TrainedRole, shape: Mode
     adapter = actor.adapter
     if adapter is None or adapter.modules_to_save or actor.model.quantization != "none":
         return False
-    linears = {linear.name for linear in shape.linears} | {"all-linear"}
+    linears = {linear.name for linear in shape.linears} | {"all-linear", "experts"}
     return not engines.engine.forgets_weights and linears.issuperset(adapter.targets)
 
 

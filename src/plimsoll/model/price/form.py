@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import AdapterConfig, ModelConfig, TrainedRole
+from plimsoll.config.engine import EXPERTS, AdapterConfig, ModelConfig, TrainedRole
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.resolve.decisions import Capability, against_varlen
 from plimsoll.resolve.roles import HeadKind
@@ -45,6 +45,10 @@ def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int
             sides = [linear.inputs, linear.outputs]
             tensors += [(linear.count, adapter.rank * side) for side in sides]
             tensors += [(linear.count, linear.outputs)] if adapter.dora else []
+    if EXPERTS in adapter.targets:
+        wide = adapter.rank * shape.experts
+        for count, inputs, outputs in shape.expert_stacks:
+            tensors += [(count, wide * side) for side in (inputs, outputs)]
     if EMBEDDINGS in adapter.targets:
         tensors += [(1, adapter.rank * side) for side in (shape.vocabulary, shape.hidden)]
         tensors += [(1, shape.hidden)] if adapter.dora else []
@@ -192,9 +196,9 @@ class ActivationForm:
         return self.trained and (whole is None or module in whole or (tied and bool(whole)))
 
     def adapts(self, linear: str) -> bool:
-        """Return whether a linear layer of that name has an adapter."""
+        """Return whether a linear layer of that name, or `experts`, has an adapter."""
         targets = self.adapter.targets if self.adapter else ()
-        return linear in targets or "all-linear" in targets
+        return linear in targets or ("all-linear" in targets and linear != EXPERTS)
 
 
 def activation_form(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from plimsoll.config.engine import EXPERTS
 from plimsoll.model.price.form import BLOCK_ELEMENTS, ActivationForm, Fused
 from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
 
@@ -141,6 +142,14 @@ class Layer:
     def result_factor(self) -> int:
         """The factor by which an expert's result grows if it is multiplied by an fp32 weight."""
         return FP32 // self.element if self.shape.traits.fp32_routing else 1
+
+    @property
+    def expert_rank_bytes(self) -> int:
+        """The bytes of a row of the rank for each token and expert; 0 without their adapter."""
+        adapter = self.form.adapter
+        if adapter is None or not self.form.adapts(EXPERTS):
+            return 0
+        return adapter.element * adapter.rank * self.tokens * self.shape.experts_per_token
 
     @property
     def post_norm_gradient(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from plimsoll.config.engine import EXPERTS
 from plimsoll.model.price.form import AdapterForm
 from plimsoll.model.price.layer import (
     DOWN,
@@ -236,31 +237,38 @@ def _gate_gradients(layer: Layer, inner: int) -> int:
 
 
 def _experts(layer: Layer) -> Iterator[LayerStep]:
-    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts."""
+    """Yield the norm and the routed MLPs; each token's row is copied for each of its experts.
+
+    An adapter of the experts (model/experts.py) keeps their inputs as training them does, and a row
+    of its rank beside each. It drops an input before the frozen weight's gradient of it is made.
+    """
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     pairs = tokens * shape.experts_per_token
     rows, inner = pairs * shape.hidden, pairs * shape.expert_intermediate
     matrices = element * shape.experts * shape.hidden * shape.expert_intermediate
     trained = 1 if layer.trains_all else 0
-    routers = layer.trains_all and layer.form.trains_routers
+    adapted, narrow = layer.form.adapts(EXPERTS), layer.expert_rank_bytes
+    kept, routers = 1 if adapted else trained, layer.trains_all and layer.form.trains_routers
     yield _norm(layer, layer.hidden, 1, routers or bool(shape.shared_intermediate))
     if shape.shared_intermediate:
         yield from _mlp(layer, shape.shared_intermediate)
     yield LayerStep("routing", FP32 * tokens * shape.experts + 48 * pairs, element * 2 * rows)
-    into = element * (2 * inner + rows)
-    yield LayerStep("experts", element * trained * rows, into, 2 * trained * matrices)
+    into = element * (2 * inner + rows) + 2 * narrow
+    yield LayerStep("experts", element * kept * rows + narrow, into, 2 * trained * matrices)
     if shape.traits.clamped_experts:
         # Kept: gate and up in one, the clamped gate, its sigmoid, their product, and the up plus 1.
         # The forward also holds biases (as wide as gate and up), the clamped up and the product,
         # and what it read: the residual stream, its norm and the rows.
-        forward = element * (10 * inner + (1 - trained) * (rows + 2 * layer.hidden))
+        forward = element * (10 * inner + (1 - kept) * (rows + 2 * layer.hidden))
         yield LayerStep("experts", element * 6 * inner, element * 3 * inner, 0, forward)
     else:
         yield LayerStep("experts", element * 3 * inner, element * 3 * inner)
-    out = element * (trained * inner + rows)
+    out = element * (kept * inner + rows) + narrow
     back = element * ((4 * layer.result_factor - 3) * rows + inner)
+    if adapted:  # gradients of the weighted rows, of their products with weights, and of results
+        back = max(3 * element * layer.result_factor * rows, element * inner + narrow)
     # The rows, their results, the weighted results, and those in the tokens' order.
-    copies = element * (2 + 2 * layer.result_factor - trained) * rows
+    copies = element * (2 + 2 * layer.result_factor - kept) * rows
     yield LayerStep("experts", out, back, trained * matrices, copies)
 
 
@@ -358,6 +366,9 @@ def _scoring_mlp(layer: Layer) -> Summit:
     tensors = 9 if shape.traits.clamped_experts else _MLP_TENSORS
     rows, inner = pairs * shape.hidden, pairs * tensors * shape.expert_intermediate
     copies = 2 * (1 + layer.result_factor) * rows
+    if layer.form.adapts(EXPERTS):  # rows and results are dropped as soon as they are read
+        wide = layer.result_factor * (2 * rows + element * layer.hidden)
+        copies = wide + inner // _MLP_TENSORS
     return Summit("the forward of experts", 0, stream + max(rows + inner, copies), 0)
 
 

@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
+from plimsoll.config.engine import (
+    EXPERTS,
+    AdapterConfig,
+    FrozenRole,
+    ReferenceLogprobsConfig,
+    TrainedRole,
+)
 from plimsoll.config.problems import Problem, Section, conflict
 from plimsoll.config.run import BestConfig
 from plimsoll.resolve.job import Evaluation
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.run.numbers import plural
+
+_ALIGNED = 8
+"""16 bytes of bfloat16 (PyTorch's grouped_mm, aten/src/ATen/native/GroupedMMUtils.h)."""
 
 
 def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
@@ -32,6 +41,25 @@ def check_adapter(name: str, role: TrainedRole) -> Iterator[Problem]:
         why = "No layer would get an adapter, so nothing would be trained."
         fix = "[all-linear], or the names of some layers"
         yield at.invalid("adapter.targets", why, fix, "adapter-targets")
+    if EXPERTS in role.adapter.targets:
+        yield from _check_experts(at, name, role.adapter)
+
+
+def _check_experts(at: Section, name: str, adapter: AdapterConfig) -> Iterator[Problem]:
+    """Yield what an adapter of stacked experts cannot be."""
+    others, code = f"{name}.adapter.targets without {EXPERTS}", "adapter-experts"
+    if adapter.dropout > 0:
+        why = "PEFT's adapters of stacked experts have no dropout: it would read another model."
+        yield at.conflict("adapter.dropout", why, f"{name}.adapter.dropout: 0, or {others}", code)
+    if adapter.dora:
+        why = "DoRA needs the norms of all experts' updated weights in each forward pass, and PEFT "
+        why += "has none for stacked experts."
+        yield at.conflict("adapter.dora", why, f"{name}.adapter.dora: false, or {others}", code)
+    if adapter.rank % _ALIGNED:
+        why = "Grouped matrix products need rows of whole 16 bytes, so the rank of experts must be "
+        why += f"a multiple of {_ALIGNED}."
+        rank = -(-adapter.rank // _ALIGNED) * _ALIGNED
+        yield at.conflict("adapter.rank", why, f"{name}.adapter.rank: {rank}, or {others}", code)
 
 
 def check_steadiness(name: str, role: TrainedRole) -> Iterator[Problem]:

@@ -88,6 +88,18 @@ def one_node(site: EngineSite) -> Iterator[Problem]:
         yield Problem("tensor-parallel-node", "error", what, why, fix)
 
 
+def adapter_alone(site: EngineSite) -> Iterator[Problem]:
+    """Refuse an adapter beside a mixture of experts on the CPU."""
+    shape, rank = site.sampler.shape, site.sampler.adapter_rank
+    if rank is not None and shape.experts and site.device == "cpu":
+        what = f"rollout.vllm.adapter: separate, and {shape.name} has experts"
+        why = (
+            "with room for an adapter, on whichever layers, vLLM 0.32 computes experts by Triton's "
+        )
+        why += "kernels alone (fused_moe/oracle/unquantized.py), which it has not on the CPU"
+        yield Problem("adapter-separate", "error", what, why, "rollout.vllm.adapter: merged")
+
+
 def engine_dtype(site: EngineSite) -> Iterator[Problem]:
     """Refuse bfloat16 on old cards."""
     capability = site.capability
@@ -246,7 +258,7 @@ def _kv_cache(site: EngineSite) -> int:
 
 
 _RULES = (
-    *(division, one_node, engine_dtype, cpu_heads, episodes_in_cache, few_at_once),
+    *(division, one_node, adapter_alone, engine_dtype, cpu_heads, episodes_in_cache, few_at_once),
     *(unpriced_arguments, quantization, uncorrected, speculation),
 )
 

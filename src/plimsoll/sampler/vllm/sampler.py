@@ -364,12 +364,13 @@ class VllmSampler(Sampler):
     def adapter_room(self) -> int:
         """Bytes, on each card, of vLLM's matrices for one adapter; 0 without room for one.
 
-        Every linear layer, adapted or not, has two. One of them is divided, as the layer is, on the
-        layer's wider side (vllm/lora/layers).
+        Every linear layer, adapted or not, has two; experts only if they are adapted. One of them
+        is divided, as the layer is, on the layer's wider side (vllm/lora/layers).
         """
         parallel = self.vllm.tensor_parallel
         sides = 0
-        for linear in self.stage_shape.linears:
+        every = self.stage_shape.linears
+        for linear in (each for each in every if each.stacked == 1 or self.adapts_experts):
             whole, divided = linear.inputs, linear.outputs
             if linear.outputs == self.shape.hidden:  # by its inputs
                 whole, divided = divided, whole
