@@ -157,6 +157,7 @@ class ActivationForm:
             and values repeated for every head (model/attention.py).
         kernels: whether any kernel of sdpa on a card takes the model's dtype; else the scores of
             one sequence at a time are held, in fp32.
+        mlp_tile: tokens whose MLP is computed at once; None: all of the micro-batch.
     """
 
     element: int
@@ -172,6 +173,7 @@ class ActivationForm:
     fused: Fused = "none"
     flash: bool = True
     kernels: bool = True
+    mlp_tile: int | None = None
 
     @property
     def writes_scores(self) -> bool:
@@ -230,6 +232,7 @@ def activation_form(
         fused=cast(Fused, model.kernels),
         flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
         kernels=has_kernels(capability, model.dtype),
+        mlp_tile=model.mlp_tile,
     )
 
 
