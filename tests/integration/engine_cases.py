@@ -177,7 +177,8 @@ def write_model(directory: Path, *, tied: bool) -> Path:
 
 def own_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
     """The rank's micro-batches."""
-    return pack(batch.samples, place.ranks, budget)[place.rank]
+    streams = place.ranks // place.shards
+    return pack(batch.samples, streams, place.shards * budget)[place.rank // place.shards]
 
 
 def policy_columns(batch: Batch) -> BatchColumns:

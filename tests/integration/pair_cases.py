@@ -54,7 +54,8 @@ def pairs_of(batch: Batch) -> list[Pair]:
 
 def own_pair_packs(place: Place, batch: Batch, budget: int, *, share: bool) -> list[Pack]:
     """The rank's micro-batches. share: a pair's prompt is in them once."""
-    return pack_pairs(pairs_of(batch), place.ranks, budget, share_prompts=share)[place.rank]
+    streams, own = place.ranks // place.shards, place.rank // place.shards
+    return pack_pairs(pairs_of(batch), streams, place.shards * budget, share_prompts=share)[own]
 
 
 def plain_sums(model: Any, batch: Batch) -> Tensor:

@@ -63,7 +63,7 @@ class LocalCluster:
         """Call a method of `Worker` once: no other call goes on. Return a list of its result."""
         return self.all(task, *arguments)
 
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, shard: int, error: OutOfMemory) -> OutOfMemory:
         """Return an error of the worker with the state of this machine."""
         what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
         visible, node = own_cards(), platform.node()
@@ -165,7 +165,7 @@ class LocalCluster:
             with explain_shortage(self._device, lambda: role):
                 yield
         except OutOfMemory as error:
-            raise self.memory_error(0, error) from error
+            raise self.memory_error(0, 0, error) from error
 
     def close(self) -> None:
         """End the worker."""

@@ -38,16 +38,28 @@ class SentOnce(list[R]):
 
 @dataclass(frozen=True)
 class Pending(Generic[R]):
-    """The answers to a call of a group, which goes on meanwhile."""
+    """The answers to a call of a group, which goes on meanwhile.
+
+    Attributes:
+        wait: Waits for the call, and returns the answers of all ranks.
+        shards: How many ranks work on a stream together.
+    """
 
     wait: Callable[[], list[R]]
+    shards: int = 1
 
     def result(self) -> list[R]:
         """Wait for the call and return the answer of each stream, in their order.
 
         A rank or engine that dies meanwhile ends the wait with WorkerDied, which names it.
         """
-        return self.wait()
+        return self.wait()[:: self.shards]
+
+    def by_stream(self) -> list[list[R]]:
+        """Wait as `result` does, and return for each stream the answers of all its ranks."""
+        answers = self.wait()
+        starts = range(0, len(answers), self.shards)
+        return [answers[start : start + self.shards] for start in starts]
 
 
 @dataclass(frozen=True)
@@ -134,8 +146,8 @@ class Group(Protocol):
         Returns the answers of all ranks, in their order.
         """
 
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
-        """Return an error that a stream's rank has returned, with what the cluster sees of it."""
+    def memory_error(self, stream: int, shard: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a rank has returned, with what the cluster sees of the rank."""
 
 
 class Cluster(Group, Protocol):

@@ -45,7 +45,15 @@ from plimsoll.cluster.ray_members import (
 from plimsoll.cluster.ray_rewards import RewardNodes
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended, naming_slow_starts, take_errors
-from plimsoll.config.cluster import MAIN_RANKS, RANK_NAMES, ClusterConfig, Device, RankKind
+from plimsoll.config.cluster import (
+    MAIN_RANKS,
+    RANK_NAMES,
+    ClusterConfig,
+    DecidedExchange,
+    Device,
+    RankKind,
+    decided_exchange,
+)
 from plimsoll.errors import EngineDied, PlimsollError, WorkerDied, WorkerFailed
 from plimsoll.machine.incident import NodeState, OutOfMemory, Sighting, read_node
 from plimsoll.machine.processes import ask_for_stacks, end_processes, read_host
@@ -98,15 +106,15 @@ class RankGroup:
         per_rank = (own for own in per_stream for _ in range(self.shards))
         pairs = zip(self.members, per_rank, strict=True)
         calls = {m.actor.call.remote(task.__name__, *map(_stored, own)): m for m, own in pairs}
-        return Pending(lambda: self.wait(task.__name__, calls)[:: self.shards])
+        return Pending(lambda: self.wait(task.__name__, calls), self.shards)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
         return self.wait(task.__name__, _calls(self.members, task, *arguments))
 
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
-        """Return an error that a stream's rank has returned, with what is seen of the rank."""
-        return self.see(self.members[stream * self.shards], error)
+    def memory_error(self, stream: int, shard: int, error: OutOfMemory) -> OutOfMemory:
+        """Return an error that a rank has returned, with what is seen of the rank."""
+        return self.see(self.members[stream * self.shards + shard], error)
 
 
 @dataclass
@@ -161,7 +169,13 @@ class RayCluster(RankGroup):
     def __init__(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int, device: Device
     ) -> None:
-        super().__init__((), self._wait, self._memory_error, Shortages(config.memory_halvings))
+        super().__init__(
+            (),
+            self._wait,
+            self._memory_error,
+            Shortages(config.memory_halvings),
+            config.sequence_parallel,
+        )
         self.engines = len(specs)
         most = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
@@ -211,11 +225,12 @@ class RayCluster(RankGroup):
             group: RankGroup = self
             if kind != MAIN_RANKS:
                 limits = Shortages(config.memory_halvings)
-                group = RankGroup((), self._wait, self._memory_error, limits)
+                shards = config.shards_of(kind)
+                group = RankGroup((), self._wait, self._memory_error, limits, shards)
             group.members = rank_members(PROCESS_NAMES[kind], actors, patience)
             self._groups[kind] = group
-        groups = [group.members for group in self._groups.values()]
-        self._ranks = [member for members_of_group in groups for member in members_of_group]
+        groups = [*self._groups.values()]
+        self._ranks = [member for group in groups for member in group.members]
         self._watch(self._ranks)
         if shared:
             homes = shared_homes(specs, self._ranks)
@@ -223,9 +238,10 @@ class RayCluster(RankGroup):
         self._homes = homes
         self._before = self._read_nodes(patience)
         starting = {m.actor.prepare.remote(): m for m in self._ranks}
-        for members_of_group in groups:
-            places_of_group = _places(members_of_group, device, threads)
-            for member, place in zip(members_of_group, places_of_group, strict=True):
+        exchange = decided_exchange(config)
+        for group in groups:
+            places_of_group = _places(group, device, threads, exchange)
+            for member, place in zip(group.members, places_of_group, strict=True):
                 starting[member.actor.start.remote(place)] = member
         self._engines = members("rollout engine", engines, patience)
         with_specs = zip(self._engines, specs, strict=True)
@@ -607,15 +623,18 @@ def _calls(
     return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 
-def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
+def _places(
+    group: RankGroup, device: Device, threads: int, exchange: DecidedExchange
+) -> Iterator[Place]:
     """Yield each rank's place in the group's process group, whose address is the first rank's."""
-    on_nodes = Counter(member.host.node_id for member in group)
+    on_nodes = Counter(member.host.node_id for member in group.members)
     # Group are numbered node by node. If nodes have different numbers of ranks, they are seen as
     # parts of one size, none of which is on two nodes.
     per_node = gcd(*on_nodes.values())
-    for rank in range(len(group)):
-        first = group[0].host
-        yield Place(rank, len(group), first.node, first.port, device, threads, per_node)
+    first, ranks = group.members[0].host, len(group.members)
+    for rank in range(ranks):
+        where = rank, ranks, first.node, first.port, device, threads, per_node
+        yield Place(*where, group.shards, exchange)
 
 
 def _death_cause(member: Member, error: RayError) -> str:

@@ -32,6 +32,13 @@ RANK_KEYS: Mapping[RankKind, str] = MappingProxyType(
 )
 """The setting of `cluster` that has the number of ranks of each kind."""
 
+SHARD_KEYS: Mapping[RankKind, str] = MappingProxyType(
+    {kind: key.replace("ranks", "sequence_parallel") for kind, key in RANK_KEYS.items()}
+)
+"""The setting of `cluster` that has the number of ranks of each kind that share a pack."""
+
+DecidedExchange = Literal["heads", "keys"]
+
 NO_OWN_RANKS: Mapping[str, None] = dict.fromkeys(k for k in RANK_KEYS.values() if k != "ranks")
 """The settings of `cluster` with which all roles share the actor's ranks."""
 
@@ -80,6 +87,18 @@ class ClusterConfig(Settings):
     reward_ranks: PositiveInt | None = None
     """Ranks of a group of the reward models' own, on GPUs of their own; default: the reward models
     share the actor's ranks."""
+    sequence_parallel: PositiveInt = 1
+    """Ranks that share each pack, for long sequences: a rank holds the activations of its part of
+    the pack's tokens, and attention exchanges what it needs. Such ranks are one data-parallel
+    stream, so `ranks` must be a multiple."""
+    critic_sequence_parallel: PositiveInt | None = None
+    """The same for `critic_ranks`; default: sequence_parallel."""
+    reward_sequence_parallel: PositiveInt | None = None
+    """The same for `reward_ranks`; default: sequence_parallel."""
+    sequence_exchange: Literal["auto", DecidedExchange] = "auto"
+    """What ranks that share a pack exchange in each attention: `heads`, after which each has all
+    tokens for its share of the heads (Ulysses, https://arxiv.org/abs/2309.14509); `keys`: each gets
+    the keys and values of all tokens. auto takes heads if the heads of every model divide."""
     rank_sleep: RankSleep = "none"
     """What ranks move to pinned host memory while engines use their cards: nothing; `states`:
     masters, moments, averages and gradients; `all`: also the weights of every role. For engines
@@ -130,6 +149,11 @@ class ClusterConfig(Settings):
         """The number of ranks of each kind of role that has ranks of its own."""
         return {kind: count for kind, count in self.rank_counts.items() if kind != MAIN_RANKS}
 
+    def shards_of(self, kind: RankKind) -> int:
+        """Return the number of ranks of a kind that share a pack."""
+        own: int | None = getattr(self, SHARD_KEYS[kind])
+        return self.sequence_parallel if own is None else own
+
     @property
     def all_ranks(self) -> int:
         """The number of ranks of all groups."""
@@ -151,6 +175,12 @@ class ClusterConfig(Settings):
         """Return the number of the node of process `index` of `count`, which are spread evenly."""
         nodes = self.nodes_of(group)
         return nodes[index * len(nodes) // count]
+
+
+def decided_exchange(cluster: ClusterConfig) -> DecidedExchange:
+    """Return what ranks of a resolved run that share a pack exchange."""
+    assert cluster.sequence_exchange != "auto", "of a run that is resolved"
+    return cluster.sequence_exchange
 
 
 def device_of(cluster: ClusterConfig) -> Device:

@@ -47,12 +47,15 @@ class Span(NamedTuple):
     """The place of a sequence in a pack.
 
     Attributes:
-        own: the sequence's own tokens.
-        shared: the tokens before them, which it shares with an earlier sequence.
+        own: the rows of its queries.
+        shared: the rows of the keys before the first query's, in order, such as of tokens that it
+            shares with an earlier sequence.
+        keys: the rows of the keys of the queries' own tokens.
     """
 
     own: slice
-    shared: slice
+    shared: tuple[slice, ...]
+    keys: slice
 
     @property
     def queries(self) -> int:
@@ -61,8 +64,8 @@ class Span(NamedTuple):
 
     @property
     def before(self) -> int:
-        """The number of keys before the first query."""
-        return int(self.shared.stop - self.shared.start)
+        """The number of keys before the first query's."""
+        return sum(int(rows.stop - rows.start) for rows in self.shared)
 
 
 def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
@@ -70,7 +73,8 @@ def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
     start = first = 0
     for tokens, before in zip(own, shared, strict=True):
         first = first if before else start
-        yield Span(slice(start, start + tokens), slice(first, first + before))
+        rows = slice(start, start + tokens)
+        yield Span(rows, (slice(first, first + before),) if before else (), rows)
         start += tokens
 
 
@@ -85,6 +89,10 @@ class PackLayout:
         cu_queries: the borders of the sequences among the queries, int32, shape [S + 1].
         cu_keys: the borders of the sequences among the keys, int32, shape [S + 1].
         keys_K: the token of each key; None if the keys are all tokens in order.
+        pieces: the places of parts of sequences, if keys have other rows than queries; see
+            shards.py. `own` and `shared` then count each part's queries and the keys before them.
+        exchange: computes attention by a kernel if several ranks share the pack; None: the kernel
+            alone does.
         masks: a cache of masks, by the numbers of queries and keys, window and dtype.
     """
 
@@ -93,6 +101,8 @@ class PackLayout:
     cu_queries: Tensor
     cu_keys: Tensor
     keys_K: Tensor | None
+    pieces: tuple[Span, ...] | None = None
+    exchange: Callable[[Kernel, Attended], Tensor] | None = None
     masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -115,8 +125,8 @@ class PackLayout:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """The place of each sequence."""
-        return tuple(spans(self.own, self.shared))
+        """The place of each sequence, or of each part of one."""
+        return tuple(spans(self.own, self.shared)) if self.pieces is None else self.pieces
 
     @property
     def most_queries(self) -> int:
@@ -240,11 +250,13 @@ def _attend(
             "does not pass on the arguments of its forward. Choose a model of another family."
         )
     pack = Attended(query, key, value, layout, scaling, sliding_window, softcap)
-    return kernel(pack), None
+    return (kernel(pack) if layout.exchange is None else layout.exchange(kernel, pack)), None
 
 
 def sdpa(pack: Attended) -> Tensor:
     """Compute attention by PyTorch's own kernels, one sequence at a time."""
+    if pack.layout.pieces is not None:
+        return _attend_pieces(pack)
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
     lengths = pack.layout.own
     fills = pack.query.shape[2] - sum(lengths)
@@ -261,6 +273,17 @@ def sdpa(pack: Attended) -> Tensor:
     if fills:
         outputs.append(torch.zeros_like(outputs[0][:, :1]).expand(-1, fills, -1, -1))
     return torch.cat(outputs, dim=1)
+
+
+def _attend_pieces(pack: Attended) -> Tensor:
+    """Compute attention of parts of sequences, whose keys are among the rows of all ranks."""
+    layout, keys_K = pack.layout, pack.layout.keys_K
+    assert keys_K is not None
+    key, value = (x.index_select(2, keys_K) for x in (pack.key, pack.value))
+    counts = [own + before for own, before in zip(layout.own, layout.shared, strict=True)]
+    parts = (pack.query.split(layout.own, 2), key.split(counts, 2), value.split(counts, 2))
+    sequences = (_Sequence(*tensors) for tensors in zip(*parts, strict=True))
+    return torch.cat([_one_sequence(one, pack).transpose(1, 2) for one in sequences], 1)
 
 
 def _attend_behind(leader: _Sequence, sequence: _Sequence, shared: int, pack: Attended) -> Tensor:

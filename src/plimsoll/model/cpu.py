@@ -120,7 +120,7 @@ class _PackedAttention(torch.autograd.Function):
         sequences: Sequence[Span],
         scale: float,
     ) -> Tensor:
-        output_HTD = _by_token(query_HTD, sequences)
+        output_HTD = _by_token(query_HTD, sequences[-1].own.stop)
         batches = tuple(_batches(sequences, len(query_HTD)))
         log_sums: list[Tensor] = []
         for batch in batches:
@@ -145,9 +145,11 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
         query_HTD, key_KTD, value_KTD, *log_sums = ctx.saved_tensors
         grad_HTD = grad_THD.transpose(0, 1)
-        grad_query, grad_key, grad_value = (
-            _by_token(x, ctx.sequences) for x in (query_HTD, key_KTD, value_KTD)
-        )
+        end = ctx.sequences[-1].own.stop
+        grad_query = _by_token(query_HTD, end)
+        has_more_keys = key_KTD.shape[1] > query_HTD.shape[1]  # of other ranks: nobody's own here
+        end = 0 if has_more_keys else end
+        grad_key, grad_value = _by_token(key_KTD, end), _by_token(value_KTD, end)
         wide = torch.promote_types(query_HTD.dtype, torch.float32)
         for batch, log_sum in zip(ctx.batches, log_sums, strict=True):
             query, grad = (_queries(x, batch, wide) for x in (query_HTD, grad_HTD))
@@ -157,9 +159,12 @@ class _PackedAttention(torch.autograd.Function):
             for span, query_part, key_part, value_part in zip(batch.spans, *grads, strict=True):
                 grad_query[:, span.own] = query_part[:, : span.queries]
                 for total, part in ((grad_key, key_part), (grad_value, value_part)):
-                    total[:, span.own] = part[:, span.before : span.before + span.queries]
-                    if span.before:
-                        total[:, span.shared] += part[:, : span.before]
+                    total[:, span.keys] = part[:, span.before : span.before + span.queries]
+                    start = 0
+                    for rows in span.shared:
+                        stop = start + rows.stop - rows.start
+                        total[:, rows] += part[:, start:stop]
+                        start = stop
         return grad_query, grad_key, grad_value, None, None
 
 
@@ -181,14 +186,14 @@ def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
         settings.fp32_precision = before
 
 
-def _by_token(like_HTD: Tensor, sequences: Sequence[Span]) -> Tensor:
+def _by_token(like_HTD: Tensor, end: int) -> Tensor:
     """Return a new tensor of the same shape in which a token's heads are adjacent.
 
-    Its values are not set, except for zeros behind the last sequence.
+    Its values are not set, except for zeros from the row `end` on.
     """
     heads, tokens, width = like_HTD.shape
     made_THD = like_HTD.new_empty(tokens, heads, width)
-    made_THD[sequences[-1].own.stop :] = 0
+    made_THD[end:] = 0
     return made_THD.transpose(0, 1)
 
 
@@ -206,8 +211,11 @@ def _keys(rows_KTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> 
     heads, _, width = rows_KTD.shape
     made = rows_KTD.new_zeros(len(batch.spans), heads, batch.keys, width, dtype=dtype)
     for rows, span in zip(made, batch.spans, strict=True):
-        rows[:, : batch.before] = rows_KTD[:, span.shared]
-        rows[:, batch.before : batch.before + span.queries] = rows_KTD[:, span.own]
+        start = 0
+        for its_rows in (*span.shared, span.keys):
+            stop = start + its_rows.stop - its_rows.start
+            rows[:, start:stop] = rows_KTD[:, its_rows]
+            start = stop
     return made
 
 

@@ -30,6 +30,7 @@ from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.files import plain_name
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.sending import send
+from plimsoll.model.shards import PackShare, Shard, share_pack
 from plimsoll.model.token_logprobs import (
     Entropy,
     Imitation,
@@ -37,7 +38,7 @@ from plimsoll.model.token_logprobs import (
     token_logprobs,
     token_nll,
 )
-from plimsoll.records import Column, Pack, PackColumns
+from plimsoll.records import Column, Ints, Pack, PackColumns
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ class EmbeddingNoise:
 
 
 @contextmanager
-def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]:
+def add_noise(
+    embeddings: nn.Module, noise: EmbeddingNoise | None, share: PackShare | None = None
+) -> Iterator[None]:
     """During the block, add noise to the embeddings that a pack gets, [1, T, H]; None: add none.
+
+    `share`: the part of the pack whose embeddings they are; None: they are those of all tokens.
 
     The noise is added by a hook on the module's output. So it does not matter whether weights are
     divided, have an adapter, or layers are recomputed: the embeddings are computed once.
@@ -80,6 +85,7 @@ def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[N
 
     def add(module: nn.Module, inputs: object, embedded_1TH: Tensor) -> Tensor:
         drawn_TH = noise.draw(embedded_1TH.shape[-1], embedded_1TH.device)
+        drawn_TH = drawn_TH if share is None else share.take(drawn_TH)
         fills = embedded_1TH.shape[1] - len(drawn_TH)
         return embedded_1TH + pad(drawn_TH, (0, 0, 0, fills)).to(embedded_1TH.dtype)
 
@@ -90,11 +96,39 @@ def add_noise(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[N
         hook.remove()
 
 
+ReadAt = Callable[[Pack], Ints]
+"""Returns the rows of a pack at which a model gives its output."""
+
+
+def before_learned(pack: Pack) -> Ints:
+    """Return the row of the token before each learned token, [L]: critics judge this state."""
+    return pack.predictor_L
+
+
+def at_ends(pack: Pack) -> Ints:
+    """Return the row of each sequence's last token, [S]: reward models score responses there."""
+    return pack.cu_seqlens[1:].astype(np.int64) - 1
+
+
+def at_marks(pack: Pack) -> Ints:
+    """Return the rows of the learned tokens themselves, [L].
+
+    For a process reward model these tokens end the steps of solutions. No two sequences may share
+    tokens.
+    """
+    return pack.predictor_L + 1
+
+
 @dataclass(frozen=True)
 class PackTensors:
     """A `records.Pack` on a device; that class describes the fields, with a worked example.
 
     All tensors are int64 except cu_loss_tokens [S + 1], which is int32.
+
+    Attributes:
+        predictors: `predictor_L` in host memory.
+        share: What this rank computes of the pack, if several share it: then tokens, positions,
+            layout and `predictor_L` are its own (`divide`). None: they are the whole pack's.
     """
 
     tokens_T: Tensor
@@ -103,29 +137,64 @@ class PackTensors:
     predictor_L: Tensor
     targets_L: Tensor
     cu_loss_tokens: Tensor
+    predictors: Ints
+    share: PackShare | None = None
 
     @classmethod
-    def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
+    def from_pack(
+        cls, pack: Pack, device: torch.device, read_at: ReadAt = before_learned
+    ) -> PackTensors:
         """Return the pack on the device; its arrays may be read-only views of Ray's store."""
-        return cls.with_columns(pack, {}, device)[0]
+        return cls.with_columns(pack, {}, device, read_at)[0]
 
     @classmethod
     def with_columns(
-        cls, pack: Pack, columns: PackColumns, device: torch.device
+        cls,
+        pack: Pack,
+        columns: PackColumns,
+        device: torch.device,
+        read_at: ReadAt = before_learned,
     ) -> tuple[PackTensors, dict[Column, Tensor]]:
-        """Return the pack and its columns on the device, which cross in one copy; see `send`."""
+        """Return the pack and its columns on the device, which cross in one copy; see `send`.
+
+        `read_at` chooses the rows at which the model gives its output.
+        """
+        predictors = read_at(pack)
         arrays: dict[str, NDArray[Any]] = {
             "tokens_T": pack.tokens_T.astype(np.int64),
             "positions_T": pack.positions_T,
-            "predictor_L": pack.predictor_L,
+            "predictor_L": predictors,
             "targets_L": pack.targets_L,
             "cu_loss_tokens": pack.cu_loss_tokens,
         }
         own = {**arrays, **layout_arrays(pack.cu_seqlens, pack.shared_S)}
         sent = send({**own, **columns}, device)
         layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
-        tensors = cls(layout=layout, **{name: sent[name] for name in arrays})
+        tensors = cls(layout=layout, predictors=predictors, **{name: sent[name] for name in arrays})
         return tensors, {column: sent[column] for column in columns}
+
+    def divide(self, shard: Shard | None) -> PackTensors:
+        """Return what a shard computes of the pack; without one, the pack itself."""
+        if shard is None:
+            return self
+        part = share_pack(self.layout, self.predictors, shard, self.tokens_T.device)
+        return replace(
+            self,
+            tokens_T=part.take(self.tokens_T),
+            positions_T=part.take(self.positions_T),
+            layout=part.layout,
+            predictor_L=part.predictor_L,
+            share=part,
+        )
+
+    @property
+    def own_targets_L(self) -> Tensor:
+        """The targets that this rank's states predict, [own L]."""
+        return self.targets_L if self.share is None else self.targets_L[self.share.own_L]
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Return numbers of the whole pack, given this rank's; see `PackShare.whole`."""
+        return own if self.share is None else self.share.whole(own)
 
 
 @dataclass(frozen=True)
@@ -184,7 +253,10 @@ class PolicyModel(nn.Module):
     Attributes:
         lm: the Hugging Face model, with packed attention. Its output head is replaced in place, so
             `lm.forward` and `lm.generate` no longer work.
+        shard: this rank's place among those that share packs; None: it computes whole packs.
     """
+
+    shard: Shard | None = None
 
     def __init__(self, lm: PreTrainedModel, form: HeadForm) -> None:
         super().__init__()
@@ -201,14 +273,22 @@ class PolicyModel(nn.Module):
         """Return log-probs of targets_L, and entropies if asked for, in fp32; shape [L].
 
         They are at the sampling temperature. With a lesson, return the loss on the lesson instead,
-        at temperature 1.
+        at temperature 1. All ranks that share the pack return the same.
         """
+        check_length(self.lm.config, pack.layout.most_keys)
         head = self.lm.get_output_embeddings()
-        with add_noise(self.lm.get_input_embeddings(), noise):
-            states_L_H = predictor_states(self.lm, pack)
-        output: TokenLogprobs | Distilled | Tensor
-        output = head(states_L_H, pack.targets_L, entropy, lesson)
-        return output
+        own = pack.divide(self.shard)
+        with add_noise(self.lm.get_input_embeddings(), noise, own.share):
+            states_L_H = predictor_states(self.lm, own)
+        match output := head(states_L_H, own.own_targets_L, entropy, lesson):
+            case TokenLogprobs(logprobs_L, entropy_L):
+                if entropy_L is not None:
+                    entropy_L = own.whole(entropy_L)
+                return TokenLogprobs(own.whole(logprobs_L), entropy_L)
+            case Distilled():
+                return Distilled(*map(own.whole, output))
+            case _:
+                return own.whole(output)
 
     @contextmanager
     def at_temperature_one(self) -> Iterator[None]:
@@ -231,8 +311,7 @@ class PolicyModel(nn.Module):
 
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
-    """Return the hidden states that predict the learned tokens, [L, H], without the head."""
-    check_length(lm.config, pack.layout.most_keys)
+    """Return the hidden states at the rows of `predictor_L`, [L, H], without the head."""
     hidden_1TH = lm.get_decoder()(
         input_ids=pack.tokens_T[None],
         # Packed attention reads no mask. Without one, transformers looks for sequences in the
@@ -254,7 +333,10 @@ class TeacherModel(nn.Module):
     Attributes:
         lm: the Hugging Face model, with packed attention.
         form: how its head's logits are computed.
+        shard: as in `PolicyModel`.
     """
+
+    shard: Shard | None = None
 
     def __init__(self, lm: PreTrainedModel, form: LogitForm) -> None:
         super().__init__()
@@ -262,8 +344,12 @@ class TeacherModel(nn.Module):
         self.form = form
 
     def forward(self, pack: PackTensors) -> Tensor:
-        """Return the hidden states that predict learned tokens, shape [L, H]."""
-        return predictor_states(self.lm, pack)
+        """Return the hidden states that predict learned tokens, shape [L, H].
+
+        A rank that shares the pack returns those of its own rows, which its student's head needs.
+        """
+        check_length(self.lm.config, pack.layout.most_keys)
+        return predictor_states(self.lm, pack.divide(self.shard))
 
     def head_names(self) -> tuple[str, ...]:
         """Return the names of the head's weight and bias; a tied weight has the embedding's."""
@@ -271,35 +357,6 @@ class TeacherModel(nn.Module):
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         parts = (head.weight, getattr(head, "bias", None))
         return tuple(names[id(part)] for part in parts if part is not None)
-
-
-ReadAt = Callable[[PackTensors], PackTensors]
-"""Chooses where the values of a pack are read: returns the same pack with other predictors."""
-
-
-def before_learned(pack: PackTensors) -> PackTensors:
-    """Return the pack unchanged; values are read at the token before each learned token, [L].
-
-    Critics judge this state.
-    """
-    return pack
-
-
-def at_ends(pack: PackTensors) -> PackTensors:
-    """Return the pack changed so that values are read at each sequence's last token, [S].
-
-    Reward models score responses there.
-    """
-    return replace(pack, predictor_L=pack.layout.cu_queries[1:].long() - 1)
-
-
-def at_marks(pack: PackTensors) -> PackTensors:
-    """Return the pack changed so that values are read at the learned tokens themselves, [L].
-
-    For a process reward model these tokens end the steps of solutions. No two sequences may share
-    tokens.
-    """
-    return replace(pack, predictor_L=pack.predictor_L + 1)
 
 
 class ValueHead(nn.Module):
@@ -325,7 +382,10 @@ class ValueModel(nn.Module):
     Attributes:
         lm: the Hugging Face model, with packed attention; saved under its own names (without
             `lm.`), AutoModelForSequenceClassification loads it with num_labels = 1.
+        shard: as in `PolicyModel`.
     """
+
+    shard: Shard | None = None
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
@@ -333,9 +393,11 @@ class ValueModel(nn.Module):
         lm.score = ValueHead(lm.score)
 
     def forward(self, pack: PackTensors) -> Tensor:
-        """Return values_L in fp32."""
-        values_L: Tensor = self.lm.score(predictor_states(self.lm, pack))
-        return values_L
+        """Return values_L in fp32; all ranks that share the pack return the same."""
+        check_length(self.lm.config, pack.layout.most_keys)
+        own = pack.divide(self.shard)
+        values_L: Tensor = self.lm.score(predictor_states(self.lm, own))
+        return own.whole(values_L)
 
 
 def initialise_score(score: nn.Linear, seed: int) -> None:

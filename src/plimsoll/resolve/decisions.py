@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.base import AUTO, Settings
-from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, Device
+from plimsoll.config.cluster import RANK_NAMES, ClusterConfig, DecidedExchange, Device
 from plimsoll.config.engine import DecidedDtype, DecidedKernels, ModelConfig, TrainedRole
 from plimsoll.config.rollout import DecidedRoute, RolloutConfig
 from plimsoll.errors import ConfigError
@@ -24,7 +24,7 @@ from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_
 from plimsoll.machine.host import multiplies_bfloat16
 from plimsoll.machine.versions import cards_have_liger, has_cuda_build
 from plimsoll.resolve.engine_rules import trainer_rules
-from plimsoll.resolve.job import ConfigT
+from plimsoll.resolve.job import ConfigT, JobConfig
 from plimsoll.shapes.known_models import head_sizes
 
 Capability = tuple[int, int]
@@ -117,6 +117,13 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
         return settings.model_copy(update=values) if made else settings
 
     decided: ConfigT = _change_each(config, change)
+    cluster = decided.cluster
+    if cluster.sequence_exchange == AUTO:
+        exchange, why = _exchange(decided)
+        if max(map(cluster.shards_of, cluster.rank_counts)) > 1:
+            decisions[Decision("sequence_exchange", exchange, why)] = None
+        cluster = cluster.model_copy(update={"sequence_exchange": exchange})
+        decided = decided.model_copy(update={"cluster": cluster})
     rollout = getattr(decided, "rollout", None)
     if not isinstance(rollout, RolloutConfig):
         return decided, tuple(decisions)
@@ -133,6 +140,34 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
         sync = rollout.sync.model_copy(update={"bucket_bytes": size})
         rollout = rollout.model_copy(update={"sync": sync})
     return decided.model_copy(update={"rollout": rollout}), tuple(decisions)
+
+
+def _exchange(config: JobConfig) -> tuple[DecidedExchange, str]:
+    """Return what ranks that share a pack exchange, and the reason."""
+    paths = list[str]()
+
+    def note(settings: Settings) -> Settings:
+        if isinstance(settings, ModelConfig) and settings.path not in paths:
+            paths.append(settings.path)
+        return settings
+
+    _change_each(config, note)
+    for shards in sorted({*map(config.cluster.shards_of, config.cluster.rank_counts)}):
+        for path in paths:
+            if why := against_heads(path, shards):
+                return "keys", why
+    return "heads", "the heads of every model divide, and each rank computes as much"
+
+
+def against_heads(path: str, shards: int) -> str:
+    """Return why so many ranks cannot exchange a model's heads, as a clause; "" if they can."""
+    counts = head_sizes(path).counts
+    if counts is None:
+        return "" if shards == 1 else f"the number of heads of {path} is not known here"
+    heads, kv_heads = counts
+    if heads % shards or (kv_heads % shards and shards % kv_heads):
+        return f"{heads} heads and {kv_heads} key heads of {path} do not divide by {shards}"
+    return ""
 
 
 def sync_route(cluster: ClusterConfig, rollout: RolloutConfig) -> tuple[DecidedRoute, str]:

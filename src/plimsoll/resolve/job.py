@@ -75,14 +75,14 @@ class Workload:
         """The optimizer steps in one step of the run."""
         return self.epochs * self.mini_batches
 
-    def largest_pack(self, ranks: int) -> int:
-        """Return the tokens of the largest pack of a rank.
+    def largest_pack(self, streams: int, shards: int = 1) -> int:
+        """Return the tokens of the largest pack of a stream, which `shards` ranks share.
 
-        That is the token budget, or all tokens of the rank in an optimizer step if these are fewer.
-        Packs that are only scored are no larger, so they need no more memory.
+        That is the token budget of these ranks, or all tokens of the stream in an optimizer step if
+        these are fewer. Packs that are only scored are no larger, so they need no more memory.
         """
-        most = -(-self.units // ranks) * self.together * self.longest
-        return min(self.budget, most)
+        most = -(-self.units // streams) * self.together * self.longest
+        return min(shards * self.budget, most)
 
 
 def sequences_of(batch: SftBatch | KtoBatch, data: DataConfig) -> Workload:

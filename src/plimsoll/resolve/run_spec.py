@@ -167,6 +167,19 @@ class RunSpec(Generic[ConfigT]):
         """Return the number of ranks over which a role is divided."""
         return self.cluster.rank_counts[self.rank_kind_of(role)]
 
+    def shards_of(self, role: RoleName) -> int:
+        """Return the number of ranks that share a pack of a role."""
+        return self.cluster.shards_of(self.rank_kind_of(role))
+
+    def pack_budget(self, role: RoleName) -> int:
+        """Return the most tokens of a role's pack: a micro-batch of each rank that shares it."""
+        return self.shards_of(role) * self.workload.budget
+
+    def largest_pack(self, role: RoleName) -> int:
+        """Return the tokens of a role's largest pack; see `Workload.largest_pack`."""
+        shards = self.shards_of(role)
+        return self.workload.largest_pack(self.ranks_of(role) // shards, shards)
+
     def rank_kind_of(self, role: RoleName) -> RankKind:
         """Return the kind of the ranks that host a role."""
         group = self.roles[role].group

@@ -144,11 +144,13 @@ class HeadSizes:
         keys: dimensions of a query or key.
         values: dimensions of a value.
         softcapped: whether the model bounds its attention scores.
+        counts: the numbers of query heads and of key heads.
     """
 
     keys: int | None
     values: int | None
     softcapped: bool
+    counts: tuple[int, int] | None = None
 
 
 def head_sizes(path: str) -> HeadSizes:
@@ -160,7 +162,8 @@ def head_sizes(path: str) -> HeadSizes:
     with suppress(ConfigError, OSError):
         shape = read_shape(path)
         keys = None if shape.latent else shape.head_dim  # MLA: heads of several sizes
-        return HeadSizes(keys, shape.value_dim, shape.softcapped)
+        counts = shape.heads, shape.kv_heads
+        return HeadSizes(keys, shape.value_dim, shape.softcapped, counts)
     try:
         fields = read_fields(path)[1]
     except (ConfigError, OSError):  # loading says why
@@ -179,7 +182,10 @@ def heads_of(fields: Mapping[str, Any]) -> HeadSizes:
     share = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
     keys = fields.get("qk_head_dim") or fields.get("head_dim") or share
     values = fields.get("v_head_dim") or keys
-    return HeadSizes(keys, values, bool(fields.get("attn_logit_softcapping")))
+    counts = None
+    if isinstance(heads, int):
+        counts = heads, fields.get("num_key_value_heads") or heads
+    return HeadSizes(keys, values, bool(fields.get("attn_logit_softcapping")), counts)
 
 
 RepositoryKind = Literal["model", "dataset"]

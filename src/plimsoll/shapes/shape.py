@@ -259,11 +259,13 @@ class MicroBatch:
     """The sizes of a rank's largest forward pass.
 
     Attributes:
-        tokens: the packed tokens of all sequences.
+        tokens: the rank's packed tokens of all sequences.
         sequences: the least number of sequences in the pack.
         longest: the tokens of the longest sequence.
         loss_tokens: the most tokens for which the head computes an output.
         shared: the most tokens of a first sequence that a second sequence attends to, too.
+        shards: the ranks that share the pack.
+        exchange: what they exchange for attention.
     """
 
     tokens: int
@@ -271,3 +273,5 @@ class MicroBatch:
     longest: int
     loss_tokens: int
     shared: int = 0
+    shards: int = 1
+    exchange: Literal["heads", "keys"] = "heads"

@@ -40,7 +40,7 @@ def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], group: Group) -> Packs:
     Both responses of a pair are in the same pack.
     """
     workload = spec.workload
-    budget = workload.largest_pack(group.streams)
+    budget = spec.largest_pack(spec.sender.name)
     if workload.unit == "pair":
         pairs = cast(Sequence[Pair], rows)
         return pack_pairs(pairs, group.streams, budget, share_prompts=workload.shares_prompts)
@@ -64,7 +64,7 @@ class OptimizerStep:
 
 
 def update(role: RoleName, group: Group, step: OptimizerStep, rate: float) -> list[UpdateResult]:
-    """Take one optimizer step of a role at learning rate `rate`; return each rank's result.
+    """Take one optimizer step of a role at learning rate `rate`; return each stream's result.
 
     If memory runs out, the step is done anew with smaller micro-batches, as far as
     `cluster.memory_halvings` allows. Its gradient is the same but for rounding, because losses are
@@ -78,13 +78,15 @@ def update(role: RoleName, group: Group, step: OptimizerStep, rate: float) -> li
     while True:
         if isinstance(step.columns, RoleName) and packs is not step.packs:
             teach(step.columns, packs, group)
-        outcomes = group.call(Worker.try_to_train, _arguments(role, step, packs, rate)).result()
-        results = [outcome for outcome in outcomes if isinstance(outcome, UpdateResult)]
+        pending = group.call(Worker.try_to_train, _arguments(role, step, packs, rate))
+        outcomes = pending.by_stream()
+        results = [first for first, *_ in outcomes if isinstance(first, UpdateResult)]
         if results:
             return _with_limit(results, role, shortages.limits.get(role))
         smallest = min(_failed_packs(packs, outcomes), key=lambda failed: failed[1].tokens)
-        rank, failed_pack, error = smallest
-        shortages.add(role, group.memory_error(rank, error), failed_pack, step.unit)
+        (stream, shard), failed_pack, error = smallest
+        error = group.memory_error(stream, shard, error)
+        shortages.add(role, error, failed_pack, step.unit)
         packs = shortages.split(role, packs, step.unit)
 
 
@@ -103,12 +105,13 @@ def _arguments(
 
 
 def _failed_packs(
-    packs: Packs, outcomes: Sequence[UpdateResult | Abandoned]
-) -> Iterator[tuple[int, Pack, OutOfMemory]]:
-    """Yield rank, micro-batch and error for each rank that ran out of memory."""
-    for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, Abandoned) and outcome.error is not None:
-            yield rank, packs[rank][outcome.pack], outcome.error
+    packs: Packs, outcomes: Sequence[Sequence[UpdateResult | Abandoned]]
+) -> Iterator[tuple[tuple[int, int], Pack, OutOfMemory]]:
+    """Yield (stream, shard), micro-batch and error for each rank that ran out of memory."""
+    for stream, of_shards in enumerate(outcomes):
+        for shard, outcome in enumerate(of_shards):
+            if isinstance(outcome, Abandoned) and outcome.error is not None:
+                yield (stream, shard), packs[stream][outcome.pack], outcome.error
 
 
 def _with_limit(

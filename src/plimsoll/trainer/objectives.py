@@ -48,7 +48,15 @@ from plimsoll.algorithm.token_losses import process_loss, value_loss
 from plimsoll.config.base import Choice
 from plimsoll.machine.faults import fault_point, fault_value
 from plimsoll.model.distillation import Distilled, Lesson
-from plimsoll.model.policy import EmbeddingNoise, PackTensors, TeacherModel, at_ends, at_marks
+from plimsoll.model.policy import (
+    EmbeddingNoise,
+    PackTensors,
+    ReadAt,
+    TeacherModel,
+    at_ends,
+    at_marks,
+    before_learned,
+)
 from plimsoll.model.sending import keep_on_host
 from plimsoll.model.token_logprobs import Imitation
 from plimsoll.records import (
@@ -216,8 +224,8 @@ class RewardObjective:
 
     def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the reward loss."""
-        pack, sent = micro_batch.send_with_columns()
-        scores, margins_P = in_pairs(engine.forward(at_ends(pack))), in_pairs(sent[MARGIN]).chosen_P
+        pack, sent = micro_batch.send_with_columns(at_ends)
+        scores, margins_P = in_pairs(engine.forward(pack)), in_pairs(sent[MARGIN]).chosen_P
         inputs = RewardLossInputs(scores, margins_P, micro_batch.counts.sequences // 2)
         return reward_objective(inputs, reward_loss(self.reward_loss), self.centring)
 
@@ -228,8 +236,8 @@ class ProcessObjective:
 
     def loss(self, engine: Engine, micro_batch: PackToLearn) -> LossOutput:
         """Return the micro-batch's share of the loss on the labels of the responses' steps."""
-        pack, sent = micro_batch.send_with_columns()
-        return process_loss(engine.forward(at_marks(pack)), sent[STEP_LABELS], micro_batch.counts)
+        pack, sent = micro_batch.send_with_columns(at_marks)
+        return process_loss(engine.forward(pack), sent[STEP_LABELS], micro_batch.counts)
 
 
 @dataclass(frozen=True)
@@ -319,13 +327,17 @@ def score(
     packs: Iterable[Pack],
     forward: Callable[[PackTensors], Tensor],
     device: torch.device,
+    read_at: ReadAt = before_learned,
 ) -> list[Floats]:
     """Return the result of `forward` for each pack: fp32, in host memory, without gradients.
 
-    `forward` calls the engine's `forward`.
+    `forward` calls the engine's `forward`. `read_at` chooses the rows at which the model gives its
+    output.
     """
     with engine.scoring():
-        pack_scores = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
+        pack_scores = [
+            forward(PackTensors.from_pack(pack, device, read_at)).float() for pack in packs
+        ]
     # Read scores only after the last forward: see `_totals`.
     return [pack_values.cpu().numpy() for pack_values in pack_scores]
 

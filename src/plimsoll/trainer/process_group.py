@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
-from plimsoll.config.cluster import Device
+from plimsoll.config.cluster import DecidedExchange, Device
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.host import network_interface
@@ -43,6 +43,8 @@ class Place:
         threads: CPU threads of the process.
         ranks_per_node: How many consecutive ranks share a node, the same number everywhere; None if
             all do.
+        shards: How many consecutive ranks share packs; see model/shards.py.
+        exchange: What they exchange for attention.
     """
 
     rank: int
@@ -52,6 +54,8 @@ class Place:
     device: Device
     threads: int
     ranks_per_node: int | None = None
+    shards: int = 1
+    exchange: DecidedExchange = "heads"
 
     @property
     def torch_device(self) -> torch.device:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.errors import PlimsollError
-from plimsoll.model.policy import PackTensors
+from plimsoll.model.policy import PackTensors, ReadAt, before_learned
 from plimsoll.records import BatchCounts, Column, Pack, PackColumns
 from plimsoll.run.readings import DividedShare
 from plimsoll.trainer.checkpoint import CheckpointFile
@@ -175,9 +175,11 @@ class PackToLearn:
         """Return the tokens on the device."""
         return PackTensors.from_pack(self.pack, self.device)
 
-    def send_with_columns(self) -> tuple[PackTensors, dict[Column, Tensor]]:
+    def send_with_columns(
+        self, read_at: ReadAt = before_learned
+    ) -> tuple[PackTensors, dict[Column, Tensor]]:
         """Return the tokens and the columns on the device, both by one copy."""
-        return PackTensors.with_columns(self.pack, self.columns, self.device)
+        return PackTensors.with_columns(self.pack, self.columns, self.device, read_at)
 
 
 class Objective(Protocol):

@@ -6,7 +6,7 @@ import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -38,6 +38,7 @@ from plimsoll.model.policy import (
     ValueModel,
     before_learned,
 )
+from plimsoll.model.shards import open_shard
 from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack, PackColumns
 from plimsoll.resolve.roles import HeadKind, RoleName
@@ -166,6 +167,7 @@ class Worker:
         self._sender = WeightSender()
         self._checkpoints: dict[RoleName, Future[tuple[SavedFile, ...]]] = {}
         self._vote = Vote(place)
+        self._shard = open_shard(place.rank, place.ranks, place.shards, place.exchange)
         self._pack = -1  # the number of the micro-batch that was taken last; -1 before the first
         self.ends = 0
 
@@ -211,6 +213,7 @@ class Worker:
             module = load_value(role.model, device, None if frozen else seed, cast=False)
         else:
             module = load_teacher(role.model, device)
+        module.shard = self._shard
         size = sum(p.numel() for p in module.parameters())
         build = engine_build(role)
         if isinstance(role, FrozenRole):
@@ -273,11 +276,11 @@ class Worker:
     def values_at(self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt) -> list[Floats]:
         """Return the scores of a value model or reward model, one array per pack.
 
-        `read_at` chooses the positions of a pack at which the model scores.
+        `read_at` chooses the rows of a pack at which the model scores.
         """
         engine = self._engine(role)
         counted = self._counted(packs)
-        return score(engine, counted, lambda pack: engine.forward(read_at(pack)), self._device)
+        return score(engine, counted, engine.forward, self._device, read_at)
 
     def set_padding(self, role: RoleName, token: int | None) -> None:
         """Set the padding token in a value model's config.
@@ -345,6 +348,7 @@ class Worker:
         try:
             with (
                 engine.guard_collectives(self._vote.collective),
+                nullcontext() if self._shard is None else self._shard.guard(self._vote.collective),
                 explain_shortage(self._device, lambda: role, self.shares),
             ):
                 metrics = self._learn(role, packs, columns, counts, objective)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any, Literal, cast
 
-from plimsoll.config.cluster import RANK_NAMES, Device
+from plimsoll.config.cluster import RANK_NAMES, DecidedExchange, Device, decided_exchange
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.environment.price import episodes_at_once
@@ -331,11 +331,11 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
     `first` says whether this rank collects the actor's weights before they are sent or saved.
     """
     spec, role, ranks = job.spec, job.spec.roles[name], job.spec.ranks_of(name)
-    sampling = spec.sampling
+    sampling, shards = spec.sampling, spec.shards_of(name)
     work = RoleWork(
         role=role,
         shape=job.shapes[name],
-        work=micro_batch(spec.workload, ranks),
+        work=micro_batch(spec.workload, ranks // shards, shards, decided_exchange(spec.cluster)),
         ranks=ranks,
         device=job.device,
         moments=job.moments,
@@ -389,24 +389,29 @@ def _sends_linears_alone(engines: RolloutConfig, actor: TrainedRole, shape: Mode
     return not engines.engine.forgets_weights and linears.issuperset(adapter.targets)
 
 
-def micro_batch(work: Workload, ranks: int) -> MicroBatch:
-    """Return the size of the largest micro-batch of a rank.
+def micro_batch(
+    work: Workload, streams: int, shards: int = 1, exchange: DecidedExchange = "heads"
+) -> MicroBatch:
+    """Return the size of the largest micro-batch of a rank; `shards` ranks share a pack.
 
     If prompts are shared, a response may have one token, and its prompt may fill the rest of the
-    micro-batch.
+    micro-batch. If ranks share a pack, the learned tokens may all be one rank's.
     """
-    tokens = work.largest_pack(ranks)
-    sequences = -(-tokens // work.longest)
-    loss_tokens = sequences if work.ends_only else tokens
-    shared = tokens if work.shares_prompts else 0
-    return MicroBatch(tokens, sequences, min(work.longest, tokens), loss_tokens, shared)
+    pack = work.largest_pack(streams, shards)
+    tokens, sequences = -(-pack // shards), -(-pack // work.longest)
+    loss_tokens = min(sequences, tokens) if work.ends_only else tokens
+    shared = pack if work.shares_prompts else 0
+    longest = min(work.longest, pack)
+    return MicroBatch(tokens, sequences, longest, loss_tokens, shared, shards, exchange)
 
 
 def _distillation(job: PlannedJob, teacher: Role) -> Iterator[Allocation]:
     settings, learns = teacher.frozen, job.spec.sender.trains
     ranks, shape = job.spec.ranks_of(teacher.name), job.shapes[teacher.name]
     assert settings is not None and learns is not None
-    tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
+    streams = ranks // job.spec.shards_of(teacher.name)
+    # On a rank, of each sequence of its stream, at most all learned tokens.
+    tokens = -(-job.spec.workload.sequences // streams) * job.spec.workload.longest
     has_head = trainer_price(settings).has_head(settings, ranks, job.device)
     pinned = min(tokens, job.spec.workload.budget) if job.device == "cuda" else 0
     where = shape, tokens, job.moments

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, get_args
 
-from plimsoll.config.cluster import RANK_KEYS, NodeGroup
+from plimsoll.config.cluster import MAIN_RANKS, RANK_KEYS, RANK_NAMES, SHARD_KEYS, NodeGroup
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
+from plimsoll.resolve.decisions import against_heads
 from plimsoll.resolve.engine_rules import all_rules
 from plimsoll.resolve.rules.training import (
     check_adapter,
@@ -19,6 +20,7 @@ from plimsoll.resolve.rules.training import (
     check_schedule,
 )
 from plimsoll.resolve.run_spec import RunSpec
+from plimsoll.run.numbers import plural
 
 MOST_PROCESSES = 100_000
 """The most ranks and parts of engines together; also the most nodes of a run."""
@@ -140,6 +142,31 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
         )
 
 
+def _shared_packs(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Yield problems of ranks that share packs: their number, and heads that do not divide."""
+    cluster, at = spec.cluster, Section("cluster", spec.cluster)
+    given = SHARD_KEYS[MAIN_RANKS]
+    for kind, ranks in cluster.rank_counts.items():
+        shards, key = cluster.shards_of(kind), SHARD_KEYS[kind]
+        if ranks % shards:
+            of = "" if getattr(cluster, key) else f" (from cluster.{given})"
+            why = f"{plural(ranks, RANK_NAMES[kind])} (cluster.{RANK_KEYS[kind]}) are no multiple "
+            why += f"of {shards}{of}, and each pack is shared by as many."
+            fix = f"a divisor of {ranks}, or cluster.{RANK_KEYS[kind]}: a multiple of {shards}"
+            at_key = key if getattr(cluster, key) else given
+            yield at.conflict(at_key, why, fix, "sequence-parallel")
+    for kind, key in SHARD_KEYS.items():
+        if kind not in cluster.rank_counts and getattr(cluster, key) is not None:
+            why = f"cluster.{RANK_KEYS[kind]} is not given, so these roles are on cluster.ranks."
+            fix = f"leave cluster.{key} out: cluster.{given} is for all of them"
+            yield at.conflict(key, why, fix, "sequence-parallel")
+    if cluster.sequence_exchange == "heads":
+        for name, model in spec.models.items():
+            if why := against_heads(model.path, spec.shards_of(name)):
+                fix = "cluster.sequence_exchange: keys, or a sequence_parallel that divides them"
+                yield at.conflict("sequence_exchange", f"{why}.", fix, "sequence-parallel")
+
+
 def _own_nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Yield problems of `cluster.own_nodes`: all groups have their own nodes, or none has."""
     cluster, engines = spec.cluster, spec.engines
@@ -224,10 +251,12 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
     longest, why = work.least_budget, work.length_keys
     if work.unit == "pair":
         why = f"two sequences of {work.length_keys} each, which stay together"
-    if longest > work.budget:
+    shards = min(map(spec.shards_of, spec.roles), default=1)
+    if longest > shards * work.budget:
         what = "pair" if work.unit == "pair" else "sequence"
-        why = f"A {what} may be {longest} tokens long ({why}) and would fit no micro-batch."
-        fix = f"batch.micro_batch_tokens: {longest}, or shorter sequences"
+        why = f"A {what} may be {longest} tokens long ({why}) and would fit no micro-batch"
+        why += f" of {shards} ranks." if shards > 1 else "."
+        fix = f"batch.micro_batch_tokens: {-(-longest // shards)}, or shorter sequences"
         yield at.conflict("batch.micro_batch_tokens", why, fix, "micro-batch-tokens")
 
 
@@ -255,6 +284,7 @@ SETTINGS_RULES = (
     check_length,
     _processes,
     _cluster,
+    _shared_packs,
     _own_nodes,
     _rank_sleep,
     check_evaluations,

@@ -1,0 +1,151 @@
+"""Sequence parallelism: ranks that share packs learn what one rank learns from whole packs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from decided import decided_model
+from engine_cases import RATES, Setting, make_batch, zero_stage
+from engine_jobs import JOBS, Job
+from engine_reference import (
+    distance,
+    named_as_saved,
+    plain_adapted,
+    plain_critic,
+    plain_policy,
+    plain_run,
+    saved_weights,
+    worst_error,
+)
+from pair_cases import with_prompts
+from ranks import RankProcesses
+from zero_cases import FORMS, RECOMPUTED, Recompute
+
+from plimsoll.config.cluster import DecidedExchange
+from plimsoll.config.engine import FrozenRole
+from plimsoll.trainer.process_group import Place
+from plimsoll.trainer.worker import UpdateResult, Worker
+from plimsoll.trainer.zero.config import FrozenZeroConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train on packs that ranks share.
+
+    Attributes:
+        job: What is learned; see JOBS.
+        stage: ZeRO's.
+        ranks: All ranks.
+        shards: How many of them share a pack.
+        budget: Tokens of a pack.
+    """
+
+    job: str
+    stage: int
+    ranks: int
+    shards: int
+    exchange: DecidedExchange
+    form: str = "full"
+    recompute: Recompute = "nothing"
+    budget: int = 220
+
+    def __str__(self) -> str:
+        how = f"{self.ranks}/{self.shards} {self.exchange}"
+        return f"{self.job} {how} stage {self.stage} {self.form} {self.recompute}"
+
+
+BATCHES = tuple(make_batch((150, 30, 204, 92, 7, 110), seed, shared=5) for seed in (1, 2, 3))
+"""Some sequences are longer than a rank's rows, and some ranks learn nothing of a pack."""
+PAIR_BATCHES = tuple(
+    with_prompts(make_batch((150, 30, 104, 92, 7, 110, 40, 41), seed)) for seed in (1, 2, 3)
+)
+
+
+def job_of(case: Case) -> Job:
+    """Return the job with longer batches."""
+    job = JOBS[case.job]
+    pairs = case.job in ("dpo", "simpo", "rm", "kto")
+    return replace(job, batches=PAIR_BATCHES if pairs else BATCHES)
+
+
+def train(place: Place, case: Case, model: Path, other: Path, out: Path) -> list[UpdateResult]:
+    """Take three steps, and save the model before and after them."""
+    place = replace(place, shards=case.shards, exchange=case.exchange)
+    worker, job = Worker(place), job_of(case)
+    frozen = FrozenRole(model=decided_model(str(other), dtype="float32"))
+    job.load_other(worker, frozen.with_engine(FrozenZeroConfig(stage=3 if case.stage == 3 else 0)))
+    role = setting_of(case).role(model)
+    job.load(worker, role)
+    if role.adapter is not None:
+        worker.save_model("actor", out / "first")
+    results = []
+    for batch, rate in zip(job.batches, RATES, strict=True):
+        lesson = job.teach(worker, place, batch, case.budget // case.shards, True)
+        learned = lesson.packs, lesson.columns, batch.counts, lesson.objective
+        results.append(worker.train("actor", *learned, rate))
+    worker.save_model("actor", out / "last")
+    return results
+
+
+def setting_of(case: Case) -> Setting:
+    """Return the case in the words of the config."""
+    return Setting(
+        zero_stage(case.stage),
+        checkpointing=RECOMPUTED[case.recompute],
+        adapter=FORMS[case.form],
+    )
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[RankProcesses]:
+    processes = RankProcesses(4)
+    yield processes
+    processes.kill()
+
+
+CASES = (
+    Case("sft", 0, 2, 2, "heads"),
+    Case("sft", 3, 4, 4, "keys", recompute="layers"),
+    Case("policy", 2, 4, 2, "heads", recompute="parts"),
+    Case("policy", 3, 4, 2, "keys", recompute="parts"),
+    Case("policy", 0, 4, 4, "heads", form="lora"),
+    Case("value", 1, 2, 2, "keys", recompute="layers"),
+    Case("value", 3, 4, 4, "heads"),
+    Case("dpo", 2, 4, 4, "keys"),
+    Case("dpo", 3, 4, 2, "heads", form="lora", recompute="layers"),
+    Case("kto", 0, 4, 4, "heads"),
+    Case("kto", 2, 2, 2, "keys"),
+    Case("rm", 3, 2, 2, "heads", recompute="parts"),
+    Case("rm", 2, 4, 4, "keys"),
+    Case("prm", 1, 4, 2, "keys"),
+    Case("distill", 3, 4, 4, "keys"),
+    Case("distill", 0, 2, 2, "heads"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_that_share_packs_learn_the_same(
+    case: Case,
+    tied: Path,
+    untied: Path,
+    tmp_path: Path,
+    two_ranks: RankProcesses,
+    four_ranks: RankProcesses,
+) -> None:
+    pool = two_ranks if case.ranks == 2 else four_ranks
+    results = pool.run(train, case, tied, untied, tmp_path)
+    job = job_of(case)
+    load = plain_critic if job.head == "value" else plain_policy
+    base = load(tied)
+    adapted = case.form != "full"
+    learner = plain_adapted(base, tmp_path / "first") if adapted else base
+    wanted = plain_run(learner, job.plain(untied), job.batches, 1.0)
+    wanted = named_as_saved(wanted) if adapted else wanted
+    for stream in range(0, case.ranks, case.shards):  # all ranks of a stream report the same
+        of_stream = results[stream : stream + case.shards]
+        assert all(found == of_stream[0] for found in of_stream)
+    assert worst_error(results[:: case.shards], wanted) < 5e-5
+    assert distance(saved_weights(tmp_path / "last"), wanted) < 1e-4
