@@ -14,9 +14,9 @@ from plimsoll.run.json_lines import read_rows
 
 pytestmark = pytest.mark.engine
 
-PARTS = ((5, 2, 2), (10, 1, 0), (15, 2, 3))
-"""Until which step with how many ranks (two on Ray, one in this process), at which ZeRO stage. A
-step takes 7 of 16 rows, so each part ends within an epoch."""
+PARTS = ((5, 2, 2, 2), (10, 1, 0, 1), (15, 2, 3, 1))
+"""Until which step with how many ranks (two on Ray, one in this process), at which ZeRO stage, and
+how many ranks share a pack. A step takes 7 of 16 rows, so each part ends within an epoch."""
 
 ODD = {
     "HOME": "/dev/null",
@@ -45,12 +45,13 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more(
     write_config(tmp_path, "sft", config)
     assert run_here(tmp_path, "sft", "sft.yaml", "--run.directory", "whole").code == 0
     done = 0
-    for steps, ranks, stage in PARTS:
+    for steps, ranks, stage, shards in PARTS:
         command = run_here if done else run_oddly
         own = ("--cluster.where", "ray" if ranks > 1 else "local")
         where = shared_ray if done and ranks > 1 else own
         flags = f"--run.directory moved --run.resume auto --run.steps {steps} "
-        flags += f"--cluster.ranks {ranks} --actor.zero.stage {stage}"
+        flags += f"--cluster.ranks {ranks} --actor.zero.stage {stage} "
+        flags += f"--cluster.sequence_parallel {shards}"
         outcome = command(tmp_path, "sft", "sft.yaml", *where, *flags.split())
         assert outcome.code == 0, outcome.err
         assert (f"resumed after step {done} from" in outcome.out) == (done > 0)

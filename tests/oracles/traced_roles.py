@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from plimsoll.config.cluster import decided_exchange
 from plimsoll.config.engine import AdapterConfig, ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.contents import micro_batch
@@ -31,6 +32,7 @@ from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel, ValueModel
 from plimsoll.model.price.activations import activation_items
 from plimsoll.model.price.form import activation_form
+from plimsoll.model.shards import Shard
 from plimsoll.model.token_logprobs import Entropy, Imitation
 from plimsoll.resolve.roles import HeadKind, RoleName
 from plimsoll.resolve.run_spec import RunSpec
@@ -82,7 +84,9 @@ def trace_activations(spec: RunSpec[Any], role: RoleName) -> TracedRole:
     forms = _forms(spec)
     if role not in forms:
         raise ConfigError(f"this job has no role {role!r} to trace. It has {', '.join(forms)}.")
-    work = micro_batch(spec.workload, spec.ranks_of(role))
+    shards = spec.shards_of(role)
+    streams, exchange = spec.ranks_of(role) // shards, decided_exchange(spec.cluster)
+    work = micro_batch(spec.workload, streams, shards, exchange)
     return trace_form(forms[role], replace(work, loss_tokens=min(work.loss_tokens, _HEAD_ROWS)))
 
 
@@ -156,7 +160,7 @@ def _builder(
 
     def build(depth: int) -> MicroBatchStep:
         with torch.device("meta"):
-            module = _module(form, _of_depth(config, depth))
+            module = _module(form, _of_depth(config, depth), work)
         return MicroBatchStep(module, work, form)
 
     return build
@@ -168,7 +172,8 @@ def _layout(work: MicroBatch) -> PackLayout:
     prompt = max(0, work.longest // 2 - 1)
     pair = [(prompt + 1, 0), (work.longest - prompt, prompt)]
     group = pair if work.shared else [(work.longest, 0)]
-    count, rest = divmod(work.tokens, sum(own for own, _ in group))
+    whole = work.tokens * work.shards
+    count, rest = divmod(whole, sum(own for own, _ in group))
     own, shared = zip(*count * group, *[(rest, 0)] * bool(rest), strict=True)
     borders = np.cumsum([0, *own], dtype=np.int32)
     return PackLayout.of(borders, np.array(shared), torch.device("cpu"))
@@ -183,7 +188,9 @@ def _of_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
     return shallow
 
 
-def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueModel:
+def _module(
+    form: TraceForm, config: PreTrainedConfig, work: MicroBatch
+) -> PolicyModel | ValueModel:
     settings: dict[str, Any] = {
         "dtype": getattr(torch, form.model.dtype),
         "attn_implementation": SDPA,
@@ -205,7 +212,23 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
         add_adapter(module, form.adapter, form.model.path, seed=0)
     elif not form.trained:
         module.requires_grad_(False)
+    if work.shards > 1:
+        module.shard = _FakeShard(0, work.shards, work.exchange)
     return module.train(form.trained)
+
+
+class _FakeShard(Shard):
+    """One of several ranks, of which the others are not there: tensors have shapes alone."""
+
+    def swap(self, sent: Tensor) -> Tensor:
+        return torch.empty_like(sent, memory_format=torch.contiguous_format)
+
+    def gather(self, own: Tensor) -> Tensor:
+        own = own.contiguous()
+        return own.new_empty((self.count * len(own), *own.shape[1:]))
+
+    def add(self, own: Tensor) -> Tensor:
+        return own.clone()
 
 
 @dataclass(frozen=True)
@@ -244,7 +267,8 @@ class MicroBatchStep:
         return torch.stack([each.sum() for each in outputs if each is not None]).sum()
 
     def _pack(self) -> PackTensors:
-        tokens, loss_tokens, layout = self.work.tokens, self.work.loss_tokens, _layout(self.work)
+        tokens, loss_tokens = self.work.tokens * self.work.shards, self.work.loss_tokens
+        layout = _layout(self.work)
         return PackTensors(
             tokens_T=torch.zeros(tokens, dtype=torch.int64),
             positions_T=torch.zeros(tokens, dtype=torch.int64),
@@ -252,6 +276,7 @@ class MicroBatchStep:
             predictor_L=torch.zeros(loss_tokens, dtype=torch.int64),
             targets_L=torch.zeros(loss_tokens, dtype=torch.int64),
             cu_loss_tokens=torch.zeros(len(layout.own) + 1, dtype=torch.int32),
+            predictors=np.zeros(loss_tokens, np.int64),
         )
 
 

@@ -232,7 +232,8 @@ def _pieces(
     The rows of their keys count in the order in which they are gathered: rank after rank.
 
     Args:
-        own, shared: As in `PackLayout`.
+        own: The tokens of each sequence, as in `PackLayout`.
+        shared: The tokens that each sequence shares, as there.
         ranges: The rows of each rank.
         index: The rank.
     """
@@ -280,23 +281,29 @@ class HeadExchange(NamedTuple):
 
     def __call__(self, kernel: Kernel, pack: Attended) -> Tensor:
         """Compute attention; `pack` and the result have the rank's own rows."""
+        query, key, value = self._swap_in(pack)
+        output_THD = kernel(replace(pack, query=query, key=key, value=value))[0]
+        blocks = output_THD.flatten(1).unflatten(0, (self.shard.count, -1))
+        back: Tensor = _Swap.apply(blocks, self.shard)  # [ranks, own T, a rank's heads * D]
+        return back.transpose(0, 1).flatten(1).unflatten(1, (-1, output_THD.shape[2]))[None]
+
+    def _swap_in(self, pack: Attended) -> tuple[Tensor, ...]:
+        """Return queries, keys and values of all rows, for the rank's heads."""
         ranks = self.shard.count
-        repeats = max(1, ranks // pack.key.shape[1])
+        repeats = ranks // pack.key.shape[1]
+        key, value = (
+            x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (pack.key, pack.value)
+        )
         parts = [
-            x[0].repeat_interleave(times, 0).unflatten(0, (ranks, -1)).permute(0, 2, 1, 3)
-            for x, times in ((pack.query, 1), (pack.key, repeats), (pack.value, repeats))
+            x[0].unflatten(0, (ranks, -1)).permute(0, 2, 1, 3) for x in (pack.query, key, value)
         ]  # each [ranks, own T, heads of a rank, D]
         widths = [part.shape[2] * part.shape[3] for part in parts]
-        own = torch.cat([part.flatten(2) for part in parts], 2)
-        whole_TC: Tensor = _Swap.apply(own, self.shard).flatten(0, 1)
-        query, key, value = (
-            columns.unflatten(1, (-1, part.shape[3])).transpose(0, 1)[None]
-            for columns, part in zip(whole_TC.split(widths, 1), parts, strict=True)
+        whole: Tensor = _Swap.apply(torch.cat([part.flatten(2) for part in parts], 2), self.shard)
+        columns = whole.flatten(0, 1).split(widths, 1)
+        return tuple(
+            own.unflatten(1, (-1, part.shape[3])).transpose(0, 1)[None]
+            for own, part in zip(columns, parts, strict=True)
         )
-        output = kernel(replace(pack, query=query, key=key, value=value))[0]
-        blocks = output.flatten(1).unflatten(0, (ranks, -1)).contiguous()
-        back: Tensor = _Swap.apply(blocks, self.shard)  # [ranks, own T, a rank's heads * D]
-        return back.transpose(0, 1).flatten(1).unflatten(1, (-1, output.shape[2]))[None]
 
 
 class KeyExchange(NamedTuple):
@@ -306,9 +313,9 @@ class KeyExchange(NamedTuple):
 
     def __call__(self, kernel: Kernel, pack: Attended) -> Tensor:
         """Compute attention; `pack` and the result have the rank's own rows."""
-        own = torch.cat([pack.key[0], pack.value[0]], -1).transpose(0, 1)
-        gathered: Tensor = _GatherKeys.apply(own, self.shard)
         widths = [pack.key.shape[-1], pack.value.shape[-1]]
+        own_TKD = torch.cat([pack.key[0], pack.value[0]], -1).transpose(0, 1)
+        gathered: Tensor = _GatherKeys.apply(own_TKD, self.shard)
         key, value = (x.transpose(0, 1)[None] for x in gathered.split(widths, -1))
         return kernel(replace(pack, key=key, value=value))
 

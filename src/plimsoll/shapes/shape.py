@@ -266,6 +266,7 @@ class MicroBatch:
         shared: the most tokens of a first sequence that a second sequence attends to, too.
         shards: the ranks that share the pack.
         exchange: what they exchange for attention.
+        keys: the keys that attention gets, if they are not those of `tokens`.
     """
 
     tokens: int
@@ -275,3 +276,4 @@ class MicroBatch:
     shared: int = 0
     shards: int = 1
     exchange: Literal["heads", "keys"] = "heads"
+    keys: int | None = None

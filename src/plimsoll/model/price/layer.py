@@ -37,6 +37,26 @@ class Layer:
     form: ActivationForm
 
     @property
+    def attending(self) -> Layer:
+        """The layer as its attention's kernel sees it, if ranks share the pack.
+
+        With the exchange of heads it has all tokens for a part of the heads. With that of keys it
+        has the keys of each part of a sequence whose queries the rank has: of one long sequence,
+        all and a range more, as its early queries need the first keys once more.
+        """
+        work, shape, shards = self.work, self.shape, self.work.shards
+        if shards == 1:
+            return self
+        whole = work.tokens * shards
+        if work.exchange == "heads":
+            kv_heads = max(1, shape.kv_heads // shards)
+            shape = replace(shape, heads=shape.heads // shards, kv_heads=kv_heads)
+            work = replace(work, tokens=whole, shards=1)
+        else:
+            work = replace(work, shards=1, keys=whole + work.tokens // 2)
+        return replace(self, shape=shape, work=work)
+
+    @property
     def element(self) -> int:
         """The bytes of one element of a weight or of an activation."""
         return self.form.element
@@ -71,12 +91,21 @@ class Layer:
     @property
     def keys(self) -> int:
         """The size of the keys."""
-        return self.tokens * self.shape.kv_heads * self.shape.head_dim
+        return self._key_tokens * self.shape.kv_heads * self.shape.head_dim
 
     @property
     def values(self) -> int:
         """The size of the values; as large as the keys but in latent attention."""
-        return self.tokens * self.shape.kv_heads * self.shape.value_dim
+        return self._key_tokens * self.shape.kv_heads * self.shape.value_dim
+
+    @property
+    def gathered(self) -> int:
+        """The size of the keys and values of all ranks that share the pack."""
+        return self.work.shards * (self.keys + self.values)
+
+    @property
+    def _key_tokens(self) -> int:
+        return self.tokens if self.work.keys is None else self.work.keys
 
     @property
     def expanded(self) -> int:
@@ -187,7 +216,8 @@ class Layer:
         softcapped = self.shape.softcapped
         if (self.form.attention != "sdpa" and not softcapped) or self.has_cpu_kernel:
             return 0
-        kinds = (self.work.shared > 0 or softcapped) + self._is_windowed
+        in_parts = self.work.keys is not None
+        kinds = (self.work.shared > 0 or softcapped or in_parts) + self._is_windowed
         return kinds * self.element * self.tokens * self.work.longest
 
     @property
@@ -230,7 +260,7 @@ class Layer:
 
     @property
     def _masked_layers(self) -> int:
-        if self.work.shared:
+        if self.work.shared or self.work.keys is not None:
             return self.shape.layers
         return self.shape.sliding_layers if self._is_windowed else 0
 

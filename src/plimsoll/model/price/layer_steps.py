@@ -53,7 +53,11 @@ def _attention(layer: Layer) -> Iterator[LayerStep]:
         yield from _projections(layer)
     else:
         yield from _latent_projections(layer, layer.shape.latent)
-    yield _scores(layer)
+    if layer.work.shards > 1:
+        yield _exchange(layer)
+    yield _scores(layer.attending)
+    if layer.work.shards > 1 and layer.work.exchange == "heads":
+        yield _return(layer)
     yield linear_step(layer, OUTPUT, layer.attended + layer.post_norm_gradient)
     if layer.shape.traits.post_norms:
         yield _norm(layer, layer.hidden, 1, kept=False)
@@ -75,7 +79,10 @@ def _projections(layer: Layer) -> Iterator[LayerStep]:
         # The rotary embedding makes new tensors; a slice of a fused projection keeps the whole
         # projection, unless the slice is repeated.
         values = projected if fused and not layer.longest_repeated else layer.attended_keys
-        rotated = layer.queries + layer.attended_keys + values
+        attending = layer.attending
+        if attending is not layer:
+            values = attending.attended_values
+        rotated = layer.queries + attending.attended_keys + values
         scratch = element * (projected + layer.queries)
         yield LayerStep("queries, keys, values", element * rotated, scratch)
 
@@ -99,6 +106,29 @@ def _latent_projections(layer: Layer, latent: Latent) -> Iterator[LayerStep]:
     yield linear_step(layer, ("kv_b_proj",), layer.expanded + narrow)
     held = layer.queries + layer.keys + layer.expanded
     yield LayerStep("queries, keys, values", element * held, element * (held + layer.queries))
+
+
+def _exchange(layer: Layer) -> LayerStep:
+    """Return the step of the exchange before attention; "queries, keys, values" saves its result.
+
+    Its forward holds the rank's own tensors, and what is sent of them; with keys also those of all
+    rows, before each sequence's are chosen. Its backward holds as much of gradients.
+    """
+    own = layer.queries + layer.keys + layer.values
+    if layer.work.exchange == "heads":
+        sent = layer.attending.queries + layer.attending.keys + layer.attending.values
+        return LayerStep("exchange", 0, layer.element * sent, 0, layer.element * (own + sent))
+    sent, gathered = layer.keys + layer.values, layer.gathered
+    back = layer.element * 2 * gathered
+    return LayerStep("exchange", 0, back, 0, layer.element * (own + sent + gathered))
+
+
+def _return(layer: Layer) -> LayerStep:
+    """Return the step of the exchange after attention; the output's linear saves its result."""
+    output = layer.element * layer.attended
+    by_sequence = layer.form.attention == "sdpa" or layer.shape.softcapped
+    saved = output if not by_sequence and layer.saves_input(OUTPUT) else 0
+    return LayerStep("exchange", saved, 2 * output - saved, 0, 3 * output)
 
 
 def _scores(layer: Layer) -> LayerStep:
@@ -292,12 +322,17 @@ def _scoring_attention(layer: Layer) -> Summit:
     if shape.latent is not None:  # and what queries and keys are joined from
         projected = 2 * layer.queries + layer.keys + layer.expanded
     held = element * (3 * layer.hidden + projected + layer.gathered_keys)
+    attending = layer.attending
+    rows = work.longest
+    if work.shards > 1:
+        held += element * _exchanged(layer)
+        rows = rows if work.exchange == "heads" else min(rows, -(-work.tokens // 2))
     made = element * (layer.attended + layer.hidden)  # attention's output, and the layer's after it
     adapted = held + max(scoring_adapter(layer, QUERIES), made + scoring_adapter(layer, OUTPUT))
-    scores = 3 * FP32 * shape.heads * work.longest
+    scores = 3 * FP32 * attending.shape.heads * work.longest
     if shape.softcapped:  # sequence by sequence, with queries and keys in fp32
-        longest = 3 * FP32 * layer.queries // work.tokens + scores
-        held += longest * work.longest
+        longest = 3 * FP32 * attending.queries // attending.tokens + scores
+        held += longest * rows
     elif layer.form.attention == "eager":
         held += scores * work.tokens
     elif layer.writes_scores:  # sequence by sequence, with all that is read in fp32
@@ -315,6 +350,19 @@ def _scoring_attention(layer: Layer) -> Summit:
     norms += 3 * FP32 * layer.norm_block(layer.hidden)
     highest = max(held, norms, rotary, adapted) + layer.dequantised_bytes(QUERIES)
     return Summit("the forward of attention", 0, highest, 0)
+
+
+def _exchanged(layer: Layer) -> int:
+    """Return the size of what an exchange gives, which exists beside the rank's own tensors.
+
+    A fused projection exists, too, as the rank's values are a part of it.
+    """
+    fused = any(linear.name in ("qkv_proj", "c_attn") for linear in layer.shape.linears)
+    rotated = layer.queries + layer.keys if fused else 0
+    if layer.work.exchange == "heads":
+        attending = layer.attending
+        return rotated + attending.queries + attending.keys + attending.values
+    return rotated + 2 * layer.gathered  # and as much of the keys that each sequence has
 
 
 def _scoring_mlp(layer: Layer) -> Summit:
