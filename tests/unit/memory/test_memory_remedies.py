@@ -148,7 +148,7 @@ def test_sequences_are_shorter_only_if_micro_batches_of_one_do_not_help() -> Non
     more = job_config("sft", role, tokens=65_536, micro_batch=131_072, further=ranks)
     [problem] = lacking(plan(more, "8xA100-40GB"))
     ways = [*settings_of(problem.fix)]
-    assert {"actor.model.activation_offload": "cpu", "batch.micro_batch_tokens": 65536} in ways
+    assert {"actor.model.activation_offload": "cpu", "actor.model.mlp_tile": 4096} in ways
 
 
 def test_frozen_weights_that_are_too_large_are_quantised_or_offloaded() -> None:
