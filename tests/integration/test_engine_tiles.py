@@ -46,8 +46,8 @@ def test_the_weights_are_those_of_whole_mlps(
 ) -> None:
     setting = replace(SETTINGS[name], micro_batch_tokens=200)
     for tile in (None, 24):
-        tiled = replace(setting, mlp_tile=tile)
-        two_ranks.run(train_through, tied, tiled, BATCHES, (), tmp_path / str(tile))
+        of_tiles = replace(setting, mlp_tile=tile)
+        two_ranks.run(train_through, tied, of_tiles, BATCHES, (), tmp_path / str(tile))
     whole, tiled = (saved_weights(tmp_path / str(tile)) for tile in (None, 24))
     assert whole.keys() == tiled.keys()
     for weight, weight_of_tiles in zip(whole.values(), tiled.values(), strict=True):

@@ -4,8 +4,8 @@ Only a tile's inner activations exist at once. Forward keeps the MLP's input; ba
 tile again. Source: ALST, Bekman et al. 2025, https://arxiv.org/abs/2506.13996.
 
 A checkpointed layer computes its MLP no third time: the layer's recomputation ends where its last
-tensor is kept (torch's early stop), and `_Kept` keeps the input before the MLP is computed. Where a
-norm follows the MLP, as in Gemma 2, that norm keeps the output, and the MLP is computed three times.
+tensor is kept (torch's early stop), and `_Kept` keeps the input before the MLP is computed. Only
+where a norm follows the MLP, as in Gemma 2, does that norm keep the MLP's output.
 """
 
 from __future__ import annotations
@@ -183,6 +183,6 @@ def _wide(weight: Tensor) -> torch.dtype:
 
 
 def _add(total: Tensor, gradient: Tensor) -> Tensor:
-    """Add a weight's gradient of a tile; return zeros without memory, so that it is freed at once."""
+    """Add a weight's gradient of a tile; return zeros that need no memory in its place."""
     total += gradient
     return gradient.new_zeros(()).expand_as(gradient)

@@ -34,10 +34,11 @@ def machines(o: Options, reward_models: int) -> Keys:
         note = f"{launch.started_by or 'the launcher'}: {cards} cards a machine"
         said = launch.cards is not None or o.cards is not None
         check = "" if said else f"no flag says how many cards there are: {cards}"
-        ranks = Sourced(cards * nodes, note=note, check=check)
+        number = cards * nodes
+        ranks = Sourced(number, note=note, check=check)
     else:
-        actors, further = o[_ACTOR[0]] * o[_ACTOR[1]], 0
-        ranks = o.trace(actors, *_ACTOR)
+        number, further = o[_ACTOR[0]] * o[_ACTOR[1]], 0
+        ranks = o.trace(number, *_ACTOR)
         if o.has_critic and not o["colocate_all_models"]:
             further = o[_CRITIC[0]] * o[_CRITIC[1]]
             critic_ranks = o.trace(further, *_CRITIC)
@@ -49,14 +50,14 @@ def machines(o: Options, reward_models: int) -> Keys:
         if not _shares_cards(o):
             further += (o["vllm_num_engines"] or 0) * o["vllm_tensor_parallel_size"]
         cards = o.cards or max(_CARDS, o[_ACTOR[1]])
-        nodes = max(o[_ACTOR[0]], -(-(actors + further) // cards))
+        nodes = max(o[_ACTOR[0]], -(-(number + further) // cards))
     asleep = _shares_cards(o) and o["vllm_num_engines"] and o["vllm_enable_sleep"]
     sleeps = asleep and o["deepspeed_enable_sleep"]
     return {
         "ranks": ranks,
         "critic_ranks": critic_ranks,
         "reward_ranks": reward_ranks,
-        "sequence_parallel": rules.sequence_parallel(o, int(ranks.value), _RING),
+        "sequence_parallel": rules.sequence_parallel(o, number, _RING),
         "rank_sleep": o.trace_if(sleeps, "states", "deepspeed_enable_sleep"),
         "nodes": Sourced(nodes, note=f"{nodes} machines") if nodes > 1 else None,
         "address": rules.ray_head(o, nodes),

@@ -113,12 +113,10 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
     note_offload = "" if o[policy] else "there they come to the cards for the step"
     offload = o.trace_if(o[policy] or o[states], "cpu", policy, states, note=note_offload)
     why = "verl then keeps Adam's states in bfloat16, too, without fp32 masters; here both are in "
-    tiled, parts = f"{model}.tiled_mlp.enabled", f"{model}.tiled_mlp.num_shards"
-    tile = -(-int(_micro_batch(o).value) // o[parts]) if o[tiled] else None
     slow = "cluster.rank_sleep: all moves all weights to host memory while engines sample"
     return {
         "model.path": path,
-        "model.mlp_tile": o.trace_if(tile, tile, tiled, parts, note="of a micro-batch's tokens"),
+        "model.mlp_tile": _mlp_tile(o, f"{model}.tiled_mlp"),
         "model.dtype": o.trace_if(not computes_half, "bfloat16", dtype, note=masters),
         "adapter": {} if o[f"{model}.lora_rank"] else None,
         "optimizer": _schedule(o, optim),
@@ -129,6 +127,14 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
         "half": rules.leave_out_halves(o, dtype),
         "offload": o.leave_out(slow, weights, when=o[weights] and not (o[policy] and o[gathered])),
     }
+
+
+def _mlp_tile(o: Options, section: str) -> Value:
+    enabled, number = rules.ids_of(section, "enabled num_shards")
+    tokens = _micro_batch(o).value
+    assert isinstance(tokens, int)
+    tile = -(-tokens // o[number])
+    return o.trace_if(o[enabled], tile, enabled, number, note="of a micro-batch's tokens")
 
 
 def _schedule(o: Options, optim: str) -> Keys:

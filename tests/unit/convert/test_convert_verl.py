@@ -182,7 +182,9 @@ def test_sft(verl: Verl) -> None:
     assert at(config, "batch") == {"sequences": 256, "micro_batch_tokens": 4 * 1024}
     assert at(config, "actor.optimizer.learning_rate") == 1e-4
     assert at(config, "run.steps") == 100 and at(config, "run.directory") == "out"
-    config = verl(f"{BASES['sft']} ulysses_sequence_parallel_size=2 data.use_dynamic_bsz=False", SFT)
+    config = verl(
+        f"{BASES['sft']} ulysses_sequence_parallel_size=2 data.use_dynamic_bsz=False", SFT
+    )
     assert at(config, "cluster.sequence_parallel") == 2
     assert at(config, "batch.micro_batch_tokens") == 4 * 1024 // 2
     old = "data.prompt_key=extra_info data.response_key=extra_info "

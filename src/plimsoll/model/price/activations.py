@@ -160,7 +160,9 @@ class _Heights:
         """Return the attention masks, which exist at every point."""
         tokens, longest = self.layer.tokens, self.layer.work.longest
         words = f"masks of {tokens:,} queries x {longest:,} keys, for all layers"
-        return self._item("attention masks", self.layer.attending.mask_bytes, words, "model/attention.py")
+        return self._item(
+            "attention masks", self.layer.attending.mask_bytes, words, "model/attention.py"
+        )
 
     def highest(self) -> tuple[Item, ...]:
         """Return the tensors at the highest point, without the masks."""
