@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,6 +14,7 @@ from engine_cases import OBJECTIVE, RATES, Batch, Setting, policy_columns
 from torch import Tensor, nn
 
 from plimsoll.cluster.protocol import Pending, Shortages
+from plimsoll.config.cluster import DecidedExchange
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.machine.incident import OutOfMemory
 from plimsoll.train.update import OptimizerStep, update
@@ -41,20 +42,21 @@ class TogetherRanks:
     """The ranks of a group, as each of them sees it: every rank is the controller, too."""
 
     def __init__(self, place: Place, worker: Worker, most: int) -> None:
-        self._rank, self.streams = place.rank, place.ranks
+        self._place, self.streams = place, place.ranks // place.shards
         self._worker = worker
         self.shortages = Shortages(most)
 
     def call(self, task: Callable[..., R], per_stream: Iterable[tuple[object, ...]]) -> Pending[R]:
-        results: list[Any] = [None] * self.streams
-        own = getattr(self._worker, task.__name__)(*[*per_stream][self._rank])
+        results: list[Any] = [None] * self._place.ranks
+        stream = self._place.rank // self._place.shards
+        own = getattr(self._worker, task.__name__)(*[*per_stream][stream])
         dist.all_gather_object(results, own)
-        return Pending(lambda: results)
+        return Pending(lambda: results, self._place.shards)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return self.call(task, [arguments] * self.streams).result()
 
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, shard: int, error: OutOfMemory) -> OutOfMemory:
         return error
 
 
@@ -113,21 +115,24 @@ def train_through(
     out: Path,
     groups: Sequence[int] | None = None,
     most: int = 3,
+    shards: int = 1,
+    exchange: DecidedExchange = "heads",
 ) -> Survived:
     """Train a policy on the batches, one step each, through the faults, and save the model.
 
-    groups: samples that may share their first tokens in a pack.
+    groups: samples that may share their first tokens in a pack. shards: ranks that share a pack.
     """
+    place = replace(place, shards=shards, exchange=exchange)
     worker = Worker(place)
     worker.load_model("actor", setting.role(model), temperature=1.0)
     ranks = TogetherRanks(place, worker, most)
     results, limits, before = [], [], []
     for number, (batch, rate) in enumerate(zip(batches, RATES, strict=False)):
-        budget = setting.micro_batch_tokens
+        budget = place.shards * setting.micro_batch_tokens
         packs = (
-            pack(batch.samples, place.ranks, budget)
+            pack(batch.samples, ranks.streams, budget)
             if groups is None
-            else pack_groups(batch.samples, groups, place.ranks, budget)
+            else pack_groups(batch.samples, groups, ranks.streams, budget)
         )
         step = OptimizerStep(packs, batch.counts, OBJECTIVE, policy_columns(batch))
         mine = [f for f in faults if f.step == number and f.rank == place.rank]
@@ -136,7 +141,7 @@ def train_through(
                 own = update("actor", ranks, step, rate)
         else:
             own = update("actor", ranks, step, rate)
-        results.append(own[place.rank])
+        results.append(own[place.rank // place.shards])
         limits.append(ranks.shortages.limits.get("actor"))
         before += [shortage.before for shortage in ranks.shortages.take_unreported()]
     worker.save_model("actor", out)

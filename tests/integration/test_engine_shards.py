@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from decided import decided_model
 from engine_cases import RATES, Setting, make_batch, zero_stage
 from engine_jobs import JOBS, Job
@@ -22,13 +24,21 @@ from engine_reference import (
 )
 from pair_cases import with_prompts
 from ranks import RankProcesses
+from shortage_cases import Fault, Where, train_through
+from test_engine_shortage import distance as mean_distance
 from zero_cases import FORMS, RECOMPUTED, Recompute
 
 from plimsoll.config.cluster import DecidedExchange
 from plimsoll.config.engine import FrozenRole
-from plimsoll.trainer.process_group import Place
+from plimsoll.data.packing import pack_one
+from plimsoll.model.load import load_policy
+from plimsoll.model.policy import EmbeddingNoise, PackTensors
+from plimsoll.model.shards import open_shard
+from plimsoll.trainer.process_group import Place, join
 from plimsoll.trainer.worker import UpdateResult, Worker
 from plimsoll.trainer.zero.config import FrozenZeroConfig
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -149,3 +159,54 @@ def test_ranks_that_share_packs_learn_the_same(
         assert all(found == of_stream[0] for found in of_stream)
     assert worst_error(results[:: case.shards], wanted) < 5e-5
     assert distance(saved_weights(tmp_path / "last"), wanted) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("where", "exchange", "stage"), [("forward", "heads", 3), ("backward", "keys", 2)]
+)
+def test_memory_that_runs_out_on_one_of_the_ranks_that_share_a_pack(
+    where: Where,
+    exchange: DecidedExchange,
+    stage: int,
+    tied: Path,
+    four_ranks: RankProcesses,
+    tmp_path: Path,
+) -> None:
+    """The other ranks leave the step, and all take it anew with smaller packs."""
+    batches = tuple(make_batch([3 + i % 7 for i in range(40)], seed) for seed in (1, 2))
+    setting = Setting(zero_stage(stage), micro_batch_tokens=75)
+    clean, spoilt = tmp_path / "clean", tmp_path / "spoilt"
+    shared = {"shards": 2, "exchange": exchange}
+    four_ranks.run(train_through, tied, setting, batches, (), clean, **shared)
+    fault = Fault(3, 1, 0, where, 30)  # the second rank of the second stream
+    seen = four_ranks.run(train_through, tied, setting, batches, [fault], spoilt, **shared)
+    assert [survived.before for survived in seen] == [seen[0].before] * 4
+    assert len(seen[0].before) == 1 and 75 < seen[0].before[0] <= 150
+    assert mean_distance(clean, spoilt) < 1e-7
+
+
+def noisy_gradients(place: Place, model: Path, exchange: DecidedExchange) -> float:
+    """Return the largest difference of a gradient from that of the whole pack, with noise."""
+    join(place)
+    shard = open_shard(place.rank, place.ranks, place.ranks, exchange)
+    samples = [sample for sample in BATCHES[0].samples if len(sample.tokens) > 30]
+    pack = pack_one(samples, range(len(samples)))
+    noise = EmbeddingNoise(5.0, tuple(len(s.tokens) for s in samples), (7, 8, 9, 10))
+    found = []
+    for own in (None, shard):
+        policy = load_policy(decided_model(str(model), dtype="float32"), CPU)
+        policy.shard = own
+        policy(PackTensors.from_pack(pack, CPU), noise=noise).logprobs_L.square().sum().backward()
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        for gradient in gradients if own else ():
+            dist.all_reduce(gradient)
+        found.append(gradients)
+    pairs = zip(*found, strict=True)
+    return max(float((ours - whole).norm() / whole.norm()) for whole, ours in pairs)
+
+
+@pytest.mark.parametrize("exchange", ["heads", "keys"])
+def test_noise_is_that_of_the_whole_pack(
+    exchange: DecidedExchange, tied: Path, two_ranks: RankProcesses
+) -> None:
+    assert max(two_ranks.run(noisy_gradients, tied, exchange)) < 1e-5

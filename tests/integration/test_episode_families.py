@@ -63,7 +63,7 @@ class Trainer:
     def all(self, task: Callable[..., T], *arguments: object) -> list[T]:
         return [task(self.worker, *arguments)]
 
-    def memory_error(self, stream: int, error: OutOfMemory) -> OutOfMemory:
+    def memory_error(self, stream: int, shard: int, error: OutOfMemory) -> OutOfMemory:
         return error
 
 

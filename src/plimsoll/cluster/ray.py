@@ -240,7 +240,7 @@ class RayCluster(RankGroup):
         starting = {m.actor.prepare.remote(): m for m in self._ranks}
         exchange = decided_exchange(config)
         for group in groups:
-            places_of_group = _places(group, device, threads, exchange)
+            places_of_group = _places(group.members, device, threads, group.shards, exchange)
             for member, place in zip(group.members, places_of_group, strict=True):
                 starting[member.actor.start.remote(place)] = member
         self._engines = members("rollout engine", engines, patience)
@@ -624,17 +624,21 @@ def _calls(
 
 
 def _places(
-    group: RankGroup, device: Device, threads: int, exchange: DecidedExchange
+    group: Sequence[Member],
+    device: Device,
+    threads: int,
+    shards: int = 1,
+    exchange: DecidedExchange = "heads",
 ) -> Iterator[Place]:
     """Yield each rank's place in the group's process group, whose address is the first rank's."""
-    on_nodes = Counter(member.host.node_id for member in group.members)
+    on_nodes = Counter(member.host.node_id for member in group)
     # Group are numbered node by node. If nodes have different numbers of ranks, they are seen as
     # parts of one size, none of which is on two nodes.
     per_node = gcd(*on_nodes.values())
-    first, ranks = group.members[0].host, len(group.members)
+    first, ranks = group[0].host, len(group)
     for rank in range(ranks):
         where = rank, ranks, first.node, first.port, device, threads, per_node
-        yield Place(*where, group.shards, exchange)
+        yield Place(*where, shards, exchange)
 
 
 def _death_cause(member: Member, error: RayError) -> str:

@@ -180,6 +180,12 @@ class RunSpec(Generic[ConfigT]):
         shards = self.shards_of(role)
         return self.workload.largest_pack(self.ranks_of(role) // shards, shards)
 
+    @property
+    def least_micro_batch(self) -> int:
+        """The least tokens of a rank with which the longest sequence (or pair) fits a pack."""
+        shards = min(map(self.shards_of, self.roles), default=1)
+        return -(-self.workload.least_budget // shards)
+
     def rank_kind_of(self, role: RoleName) -> RankKind:
         """Return the kind of the ranks that host a role."""
         group = self.roles[role].group

@@ -31,9 +31,11 @@ SCALE, WIDTH = 0.25, 16
 def by_definition(query: Tensor, key: Tensor, value: Tensor, sequences: Sequence[Span]) -> Tensor:
     """Each sequence by itself, its scores written out; [1, T, heads, D]."""
     outputs = []
-    for own, shared in sequences:
+    for own, shared, rows in sequences:
         queries = query[:, :, own]
-        keys, values = (torch.cat([x[:, :, shared], x[:, :, own]], 2) for x in (key, value))
+        keys, values = (
+            torch.cat([x[:, :, its_rows] for its_rows in (*shared, rows)], 2) for x in (key, value)
+        )
         group = query.shape[1] // key.shape[1]
         keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
         scores = queries @ keys.transpose(2, 3) * SCALE

@@ -151,6 +151,7 @@ _CHECKPOINTS = "run.keep_checkpoints"
 _BACKGROUND = "run.save_in_background"
 _WHERE = "cluster.where"
 _RANKS = "cluster.ranks"
+_SHARDS = "cluster.sequence_parallel"
 _CRITIC_RANKS = "cluster.critic_ranks"
 _REWARD_RANKS = "cluster.reward_ranks"
 _NODES = "cluster.nodes"
@@ -165,8 +166,30 @@ _STEP = 64
 
 def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
     """Return moves to 1/2, 1/4, ... of the token budget, down to the longest sequence (or pair)."""
-    work = at.spec.workload
-    return [{_MICRO_BATCH: tokens} for tokens in halves(work.budget, work.least_budget)]
+    budgets = halves(at.spec.workload.budget, at.spec.least_micro_batch)
+    return [{_MICRO_BATCH: tokens} for tokens in budgets]
+
+
+def _shared_packs(at: Situation) -> Sequence[Move]:
+    """Return moves to more ranks that share a pack, the fewest first; ranks take free cards.
+
+    A rank gets the fewest tokens with which the longest sequence (or pair) fits a pack.
+    """
+    spec, cluster = at.spec, at.spec.cluster
+    more = 0 if cluster.own_ranks else max(0, _free_cards(at, cluster.nodes))
+    cards, moves = cluster.ranks + more, list[Move]()
+    for shards in range(cluster.sequence_parallel + 1, cards + 1):
+        tokens = -(-spec.workload.least_budget // shards)
+        ranks = shards * min(cards // shards, spec.workload.units)
+        if cards % shards or tokens >= spec.workload.budget:
+            continue
+        move: dict[str, LeverValue] = {_SHARDS: shards, _MICRO_BATCH: tokens}
+        if ranks != cluster.ranks:
+            move[_RANKS] = ranks
+        if cluster.where == "local":
+            move[_WHERE] = "ray"
+        moves.append(move)
+    return moves
 
 
 def _free_cards(at: Situation, nodes: int) -> int:
@@ -306,7 +329,8 @@ def _shorter_sequences(at: Situation) -> Sequence[Move]:
 
 def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
     work = spec.workload
-    tokens = min(work.budget, (work.longest + more) * work.together)
+    least = (work.longest + more) * work.together
+    tokens = min(work.budget, -(-least // spec.cluster.sequence_parallel))
     move: dict[str, LeverValue] = {key: length, _MICRO_BATCH: tokens}
     held_out = {} if spec.sampling is None else spec.sampling.held_out
     for name, sampling in held_out.items():
@@ -373,6 +397,15 @@ _OF_THE_RUN: tuple[Lever, ...] = (
         settings=_other_ranks,
         reliefs=(_ANY,),
         codes=UNPLACED,
+        control=True,
+    ),
+    Lever(
+        keys=(_SHARDS, _MICRO_BATCH, _RANKS, _WHERE),
+        words="ranks that share each pack",
+        cost="ranks that share a pack exchange it in each attention, and compute fewer side by side",
+        rank=25,
+        settings=_shared_packs,
+        reliefs=(Relief(("activations",), where=("device",)),),
         control=True,
     ),
     Lever(

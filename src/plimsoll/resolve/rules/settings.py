@@ -248,15 +248,14 @@ def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
     at = Section("", spec.config)
     work = spec.workload
-    longest, why = work.least_budget, work.length_keys
+    why = work.length_keys
     if work.unit == "pair":
         why = f"two sequences of {work.length_keys} each, which stay together"
-    shards = min(map(spec.shards_of, spec.roles), default=1)
-    if longest > shards * work.budget:
+    if spec.least_micro_batch > work.budget:
         what = "pair" if work.unit == "pair" else "sequence"
-        why = f"A {what} may be {longest} tokens long ({why}) and would fit no micro-batch"
-        why += f" of {shards} ranks." if shards > 1 else "."
-        fix = f"batch.micro_batch_tokens: {-(-longest // shards)}, or shorter sequences"
+        why = f"A {what} may be {work.least_budget} tokens long ({why}) and would fit no "
+        why += "micro-batch."
+        fix = f"batch.micro_batch_tokens: {spec.least_micro_batch}, or shorter sequences"
         yield at.conflict("batch.micro_batch_tokens", why, fix, "micro-batch-tokens")
 
 
