@@ -50,6 +50,8 @@ LEVERS: Sequence[tuple[str, ...]] = (
     (f"{_MODEL}.checkpoint_every=2",),
     (f"{_MODEL}.gradient_checkpointing=selective",),
     (f"{_MODEL}.activation_offload=cpu",),
+    (f"{_MODEL}.mlp_tile=4096",),
+    (f"{_MODEL}.gradient_checkpointing=selective", f"{_MODEL}.mlp_tile=4096"),
     ("batch.micro_batch_tokens=16384",),
     (f"{_ZERO}.stage=0",),
     (f"{_ZERO}.stage=3",),

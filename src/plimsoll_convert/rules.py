@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import ceil, prod
 
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
 from plimsoll.config.run import LOGGERS
@@ -68,17 +69,46 @@ def leave_out_halves(o: Options, id: str) -> Keys | None:
     return o.leave_out("models are computed in bfloat16 or float32", id, when=halves)
 
 
-def micro_batch(o: Options, key: str, number: int, longest: int, *ids: str) -> Sourced:
-    """Return a micro-batch's token budget: `number` sequences or pairs of `longest` tokens."""
+def shards_of(o: Options, *ids: str) -> int:
+    """Return the number of ranks that share a sequence: the product of these settings."""
+    return prod(o[id] or 1 for id in ids)
+
+
+def sequence_parallel(o: Options, ranks: int, *ids: str) -> Value:
+    """Return `shards_of` as a value; None for 1.
+
+    Raises:
+        ConfigError: The number does not divide `ranks`.
+    """
+    number = shards_of(o, *ids)
+    why = f"{ranks} ranks are no multiple of the {number} that share a sequence"
+    o.require(ranks % number == 0, why, *o.given(*ids))
+    return o.trace_if(number > 1, number, *o.given(*ids))
+
+
+def micro_batch(
+    o: Options, key: str, number: int, longest: int, *ids: str, shards: int = 1
+) -> Sourced:
+    """Return a micro-batch's token budget: `number` sequences or pairs of `longest` tokens.
+
+    The budget is what one of the `shards` ranks holds that share the micro-batch.
+    """
     note = f"{number} sequences of the longest"
-    return o.trace(number * longest, key, *ids, note=note)
+    note += f" on {shards} ranks" if shards > 1 else ""
+    return o.trace(ceil(number * longest / shards), key, *ids, note=note)
 
 
-def token_budget(o: Options, tokens: str, switch: str, longest: int, *bounds: str) -> Sourced:
-    """Return a micro-batch's token budget: the setting `tokens`, but at least `longest`."""
-    if o[tokens] >= longest:
+def token_budget(
+    o: Options, tokens: str, switch: str, longest: int, *bounds: str, shards: int = 1
+) -> Sourced:
+    """Return a micro-batch's token budget: the setting `tokens`, but at least `longest` tokens.
+
+    Both are divided over the `shards` ranks that share the micro-batch.
+    """
+    least = ceil(longest / shards)
+    if o[tokens] >= least:
         return o.trace(o[tokens], tokens, switch)
-    return o.trace(longest, tokens, switch, *bounds, note="raised to the longest sequence")
+    return o.trace(least, tokens, switch, *bounds, note="raised to the longest sequence")
 
 
 def correction_name(level: str, *, clips: bool) -> str:

@@ -129,6 +129,7 @@ class Setting:
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 31
     checkpointing: bool | Literal["selective"] = False
+    mlp_tile: int | None = None
     adapter: AdapterConfig | None = None
     quantization: Literal["none", "nf4"] = "none"
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
@@ -144,6 +145,7 @@ class Setting:
                 dtype=self.dtype,
                 head_chunk=16,
                 gradient_checkpointing=self.checkpointing,
+                mlp_tile=self.mlp_tile,
                 quantization=self.quantization,
             ),
             adapter=self.adapter,

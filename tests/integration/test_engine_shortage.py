@@ -32,6 +32,7 @@ SETTINGS = {
     "zero-3-small-buckets": Setting(zero_stage(3, bucket_elements=150_000)),
     "zero-3-checkpointing": Setting(zero_stage(3), checkpointing=True),
     "zero-3-all-cpu": Setting(zero_stage(3, optimizer_offload="cpu", parameter_offload="cpu")),
+    "zero-3-tiles": Setting(zero_stage(3), checkpointing="selective", mlp_tile=24),
     "zero-3-lora": Setting(zero_stage(3), adapter=FORMS["lora"]),
 }
 BATCHES = tuple(make_batch([3 + i % 7 for i in range(40)], seed) for seed in (1, 2, 3))

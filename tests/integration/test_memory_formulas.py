@@ -176,6 +176,31 @@ def test_a_checkpoint_every_few_layers(path: str, kind: bool | str, every: int) 
     assert abs(found.error) < WITHIN, found
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "selective"),
+        ("google/gemma-2-2b", True),  # a norm after the MLP
+        ("microsoft/Phi-3-mini-4k-instruct", False),
+        slow("Qwen/Qwen2-57B-A14B", True),  # the shared expert
+        slow("microsoft/phi-2", "selective"),
+    ],
+)
+def test_mlps_in_tiles(path: str, kind: bool | str) -> None:
+    work = replace(WORK, tokens=4096, sequences=8)
+    found = trace_form(_form(path, gradient_checkpointing=kind, mlp_tile=512), work)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", ["meta-llama/Meta-Llama-3-8B", slow("google/gemma-2-2b")])
+def test_mlps_in_tiles_with_an_adapter_and_without_gradients(path: str) -> None:
+    work = replace(WORK, tokens=4096, sequences=8)
+    adapted = trace_form(_with_adapter(path, gradient_checkpointing=True, mlp_tile=512), work)
+    assert abs(adapted.error) < WITHIN, adapted
+    scored = trace_form(_form(path, trained=False, mlp_tile=512), work)
+    assert abs(scored.error) < WITHIN, scored
+
+
 @pytest.mark.parametrize("path", [MODELS[0], MODELS[-3], *map(slow, MODELS[3:-3:3])])
 def test_scoring_with_a_policy(path: str) -> None:
     found = trace_form(_form(path, trained=False), WORK)

@@ -64,6 +64,9 @@ class ModelConfig(Settings):
     """`cpu` keeps the inputs of checkpointed layers in host memory until the backward pass."""
     head_chunk: PositiveInt = 1024
     """Learned tokens whose logits exist at once; the head's memory is head_chunk * vocabulary."""
+    mlp_tile: PositiveInt | None = None
+    """Tokens whose MLP is computed at once, forward and backward; default: all of a micro-batch.
+    Each MLP is computed again in the backward pass. Routed experts are not tiled."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave off unless you have read that code."""
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, Self
@@ -177,6 +178,19 @@ def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]
     return _Keep(thin, kept), _Reuse(thin, kept)
 
 
+_KEEPS = ContextVar("keeps", default=True)
+
+
+@contextmanager
+def keep_no_products() -> Iterator[None]:
+    """During the block, have selective checkpointing keep nothing."""
+    before = _KEEPS.set(False)
+    try:
+        yield
+    finally:
+        _KEEPS.reset(before)
+
+
 class _Keep(TorchDispatchMode):
     """Stores, in order, the results that the backward pass does not recompute."""
 
@@ -231,6 +245,8 @@ class _Reuse(TorchDispatchMode):
 
 
 def _is_kept(operation: OpOverload, inputs: Sequence[Any], thin: int) -> bool:
+    if not _KEEPS.get():
+        return False
     if operation in _PRODUCTS:
         left: Tensor = inputs[-2]
         return left.shape[1] >= thin

@@ -38,6 +38,7 @@ from plimsoll.model.fused import fuse
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel, ValueModel, initialise_score
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
+from plimsoll.model.tiling import tile_mlps
 from plimsoll.resolve.decisions import against_varlen
 from plimsoll.shapes.known_models import heads_of
 
@@ -230,12 +231,13 @@ def _load(
 
 
 def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.device) -> int:
-    """Set up a model's layers, in place: kernels for its device, and gradient checkpointing.
+    """Set up a model's layers, in place: kernels for its device, tiles, gradient checkpointing.
 
     Return the result of `use_cpu_kernels`. The model may be loaded, or be without weights for
-    tracing. Raises ConfigError as `fusions_of` and `checkpoint_layers` do.
+    tracing. Raises ConfigError as `fusions_of`, `tile_mlps` and `checkpoint_layers` do.
     """
     fuse(lm, fusions_of(config.kernels))
+    tile_mlps(lm, config)
     rows = use_cpu_kernels(lm, device)
     checkpoint_layers(lm, config)
     return rows

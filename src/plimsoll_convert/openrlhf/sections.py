@@ -15,6 +15,7 @@ _CARDS = 8
 _ACTOR = ("actor_num_nodes", "actor_num_gpus_per_node")
 _CRITIC = ("critic_num_nodes", "critic_num_gpus_per_node")
 _REWARD = ("reward_num_nodes", "reward_num_gpus_per_node")
+_SIZE, _RING = "micro_train_batch_size", "ring_attn_size"
 _TURNS = re.compile(r"messages?|conversations?|turns|chat|dialog", re.IGNORECASE)
 """Names of columns that hold lists of turns."""
 _LENGTHS = ("prompt_max_len", "generate_max_len", "max_len", "max_new_tokens")
@@ -33,10 +34,11 @@ def machines(o: Options, reward_models: int) -> Keys:
         note = f"{launch.started_by or 'the launcher'}: {cards} cards a machine"
         said = launch.cards is not None or o.cards is not None
         check = "" if said else f"no flag says how many cards there are: {cards}"
-        ranks = Sourced(cards * nodes, note=note, check=check)
+        number = cards * nodes
+        ranks = Sourced(number, note=note, check=check)
     else:
-        actors, further = o[_ACTOR[0]] * o[_ACTOR[1]], 0
-        ranks = o.trace(actors, *_ACTOR)
+        number, further = o[_ACTOR[0]] * o[_ACTOR[1]], 0
+        ranks = o.trace(number, *_ACTOR)
         if o.has_critic and not o["colocate_all_models"]:
             further = o[_CRITIC[0]] * o[_CRITIC[1]]
             critic_ranks = o.trace(further, *_CRITIC)
@@ -48,13 +50,14 @@ def machines(o: Options, reward_models: int) -> Keys:
         if not _shares_cards(o):
             further += (o["vllm_num_engines"] or 0) * o["vllm_tensor_parallel_size"]
         cards = o.cards or max(_CARDS, o[_ACTOR[1]])
-        nodes = max(o[_ACTOR[0]], -(-(actors + further) // cards))
+        nodes = max(o[_ACTOR[0]], -(-(number + further) // cards))
     asleep = _shares_cards(o) and o["vllm_num_engines"] and o["vllm_enable_sleep"]
     sleeps = asleep and o["deepspeed_enable_sleep"]
     return {
         "ranks": ranks,
         "critic_ranks": critic_ranks,
         "reward_ranks": reward_ranks,
+        "sequence_parallel": rules.sequence_parallel(o, number, _RING),
         "rank_sleep": o.trace_if(sleeps, "states", "deepspeed_enable_sleep"),
         "nodes": Sourced(nodes, note=f"{nodes} machines") if nodes > 1 else None,
         "address": rules.ray_head(o, nodes),
@@ -197,11 +200,13 @@ def batch(o: Options) -> Keys:
     """Return the batch sizes of a step, without those of sampling."""
     longest = sum(rollout_lengths(o)) if o.rl else int(o["max_len"])
     longest *= 2 if o.pairs else 1
+    ring = rules.shards_of(o, _RING)
     if o["use_dynamic_batch"]:
-        tokens = rules.token_budget(o, "train_max_tokens_per_gpu", "use_dynamic_batch", longest)
+        budget = ("train_max_tokens_per_gpu", "use_dynamic_batch")
+        tokens = rules.token_budget(o, *budget, longest, shards=ring)
     else:
-        number = o["micro_train_batch_size"]
-        tokens = rules.micro_batch(o, "micro_train_batch_size", number, longest, *_LENGTHS)
+        number = o[_SIZE]
+        tokens = rules.micro_batch(o, _SIZE, number, longest, *_LENGTHS, shards=ring)
     flags = ("dynamic_filtering", "dynamic_filtering_reward_range")
     filters, (low, high) = o[flags[0]], o[flags[1]] or (None, None)
     apart = o["overlong_buffer_len"] is not None and (o["remote_rm_url"] or "").endswith(".py")

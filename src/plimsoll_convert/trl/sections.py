@@ -27,6 +27,7 @@ _LONGEST = 1024
 _PROMPT = 2048
 """The longest prompt, in tokens, as TRL has no limit."""
 _SIZE, _ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
+_SHARED_BY = ("parallelism_config_cp_size", "parallelism_config_sp_size")
 _SAMPLED = (_SIZE, _ACCUMULATED, "generation_batch_size", "steps_per_generation", "num_generations")
 _SOLVED = ("accuracy_reward", "reasoning_accuracy_reward")
 """TRL's reward functions that read the column `solution`."""
@@ -46,6 +47,11 @@ def _is_single(o: Options) -> bool:
     return o.launch.started_by.startswith("python") and o.launch.cards is None
 
 
+def _streams(o: Options) -> int:
+    """Return the number of processes that learn from sequences of their own."""
+    return processes(o) // rules.shards_of(o, *_SHARED_BY)
+
+
 def machines(o: Options) -> Keys:
     """Return the cards and machines."""
     number, nodes = processes(o), int(o.launch.nodes or o["num_machines"] or 1)
@@ -56,6 +62,7 @@ def machines(o: Options) -> Keys:
     note = "python starts one process" if _is_single(o) else "a process a card"
     return {
         "ranks": o.trace(number, *o.given("num_processes"), note=note, check=check),
+        "sequence_parallel": rules.sequence_parallel(o, number, *_SHARED_BY),
         "nodes": o.trace_if(nodes > 1, nodes, *o.given("num_machines"), note="machines"),
         "address": rules.ray_head(o, nodes),
     }
@@ -228,9 +235,9 @@ def _generation(o: Options) -> tuple[int, int]:
 
     They follow from TRL's generation batch and its steps.
     """
-    once, accumulated = o[_SIZE] * processes(o), o[_ACCUMULATED]
+    once, accumulated = o[_SIZE] * _streams(o), o[_ACCUMULATED]
     given = o["generation_batch_size"]
-    why = f"it must be a multiple of the {once} sequences that {processes(o)} processes learn at "
+    why = f"it must be a multiple of the {once} sequences that {_streams(o)} processes learn at "
     o.require((given or 0) % once == 0, f"{why}once", "generation_batch_size", _SIZE)
     steps = o["steps_per_generation"] or accumulated if given is None else given // once
     most, least = max(steps, accumulated), min(steps, accumulated)
@@ -253,17 +260,17 @@ def batch(o: Options) -> Keys:
     """Return the batch sizes of a step, without the responses to a prompt."""
     if o.rl:
         (responses, _), each = _generation(o), int(o["num_generations"])
-        why = f"it does not divide the {responses} responses of a generation of {processes(o)} "
+        why = f"it does not divide the {responses} responses of a generation of {_streams(o)} "
         why += "processes. Give --generation_batch_size or another number"
         o.require(responses % each == 0, why, "num_generations", _SIZE, _ACCUMULATED)
         bound, note = "max_completion_length", f"{responses} responses / {each}"
         longest = _longest_prompt(o) + o[bound]
         return {
             "prompts": o.trace(responses // each, *_SAMPLED, note=note),
-            "micro_batch_tokens": rules.micro_batch(o, _SIZE, o[_SIZE], longest, bound),
+            "micro_batch_tokens": _micro_batch(o, longest, bound),
         }
-    number = o[_SIZE] * o[_ACCUMULATED] * processes(o)
-    note = f"{o[_SIZE]} * {o[_ACCUMULATED]} of each of {processes(o)} processes"
+    number = o[_SIZE] * o[_ACCUMULATED] * _streams(o)
+    note = f"{o[_SIZE]} * {o[_ACCUMULATED]} of each of {_streams(o)} processes"
     check = ""
     if o["packing"]:
         check = "with --packing TRL counts packs, here rows are counted: multiply by rows a pack"
@@ -271,8 +278,13 @@ def batch(o: Options) -> Keys:
     size = o.trace(number, _SIZE, _ACCUMULATED, note=note, check=check)
     return {
         "pairs" if o.pairs else "sequences": size,
-        "micro_batch_tokens": rules.micro_batch(o, _SIZE, o[_SIZE], longest, "max_length"),
+        "micro_batch_tokens": _micro_batch(o, longest, "max_length"),
     }
+
+
+def _micro_batch(o: Options, longest: int, bound: str) -> Sourced:
+    shared_by = rules.shards_of(o, *_SHARED_BY)
+    return rules.micro_batch(o, _SIZE, o[_SIZE], longest, bound, shards=shared_by)
 
 
 def _longest_prompt(o: Options) -> int:

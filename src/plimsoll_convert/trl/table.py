@@ -74,6 +74,8 @@ _ABSENT: tuple[Setting, ...] = (
     *absent(why.MODEL_FILES.unless("main"), {_ALL: "model_revision"}, TEXT, "main"),
     *absent(why.MODEL_FILES, {_ALL: "model_init_kwargs"}, TEXT),
     *absent(why.ONE_CARD, {_ALL: "parallelism_config"}, TEXT),
+    *absent(why.ONE_CARD.unless(None, 1), {_ALL: "parallelism_config_tp_size"}, COUNT, 1),
+    *absent(why.ENGINE, {_ALL: " ".join(f"parallelism_config_{name}" for name in ("dp_replicate_size", "dp_shard_size", "cp_backend", "cp_comm_strategy", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")) + " use_parallelism_config"}),
     *absent(why.METHOD, {_ALL: "lora_target_parameters optim_args optim_target_modules"}),
     *absent(Absence("lacking", "weights are in 16 or in 4 bits: --load_in_4bit", refused=True), {_ALL: "load_in_8bit"}, BOOL, False),
     *absent(why.METHOD.unless("nf4"), {_ALL: "bnb_4bit_quant_type"}, TEXT, "nf4"),
@@ -112,7 +114,7 @@ policies would be wrong with it.
 
 SETTINGS: tuple[Setting, ...] = (
     # processes
-    *settings({"num_processes": None, "num_machines": 1}, _ALL, COUNT),
+    *settings({"num_processes": None, "num_machines": 1, "parallelism_config_cp_size": 1, "parallelism_config_sp_size": 1}, _ALL, COUNT),
     *settings("zero_stage", _ALL, WHOLE),
     *settings("offload_optimizer_device offload_param_device", _ALL, TEXT),
     *settings("use_fsdp fsdp_offload_params use_cpu:cluster.device=cpu", _ALL, BOOL, False),
@@ -211,6 +213,7 @@ _CONFIGS: Mapping[str, Mapping[str, object]] = {
 }
 """Settings of TRL's own accelerate configs, by the files' names without `deepspeed_`."""
 _ACCELERATE = ("num_processes", "num_machines", "zero_stage", "mixed_precision")
+_PARALLEL = tuple(f"parallelism_config_{kind}_size" for kind in ("cp", "sp", "tp"))
 _DEEPSPEED = ("zero_stage", "offload_optimizer_device", "offload_param_device")
 
 
@@ -309,6 +312,7 @@ def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
     if Path(path).is_file():
         config = _mapping(path)
         values = {n: config[n] for n in _ACCELERATE if n in config}
+        values |= dict(_parallelism(config.get("parallelism_config")))
         if str(config.get("distributed_type", "")).upper() == "FSDP":
             values["use_fsdp"] = True
         for section in (config.get("deepspeed_config"), config.get("fsdp_config")):
@@ -324,6 +328,13 @@ def _accelerate(flag: str, path: str, notes: list[Remark]) -> Iterator[Typed]:
     if why:
         notes.append(Remark("check", f"--{flag} {path}", why))
     yield from (_as_typed(key, value) for key, value in values.items())
+
+
+def _parallelism(section: object) -> Iterator[tuple[str, object]]:
+    """Yield the settings of accelerate's `parallelism_config`, whose keys may have that prefix."""
+    for name, value in section.items() if isinstance(section, dict) else ():
+        if (known := f"parallelism_config_{name.removeprefix('parallelism_config_')}") in _PARALLEL:
+            yield known, value
 
 
 def _deepspeed(path: str, notes: list[Remark]) -> Iterator[Typed]:

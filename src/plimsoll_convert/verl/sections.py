@@ -26,6 +26,7 @@ _ANSWER = "reward_model.ground_truth"
 _METRICS = (None, "reward", "seq_reward", "score", "acc", "seq_final_reward")
 """Metrics by which verl may filter groups. Each is equal in a group if the rewards are equal."""
 _GROUPS = "algorithm.filter_groups"
+_ULYSSES = "ulysses_sequence_parallel_size"
 PROMPT, RESPONSE = "data.max_prompt_length", "data.max_response_length"
 
 
@@ -59,8 +60,23 @@ def machines(o: Options, *, has_reward_model: bool) -> Keys:
         "ranks": Sourced(cards_of(o), note=o.launch.started_by) if launched else ranks,
         "reward_ranks": o.trace_if(pool, pool, *_POOL, _HAS_POOL),
         "nodes": o.trace_if(nodes > 1, nodes, _CARDS[1], *(_POOL if pool else ())),
+        "sequence_parallel": rules.sequence_parallel(o, cards_of(o), _ulysses(o)),
         "address": rules.ray_head(o, nodes),
+        "/ulysses": _other_ulysses(o),
     }
+
+
+def _ulysses(o: Options) -> str:
+    """Return the setting that says how many ranks share the actor's sequences."""
+    return _ULYSSES if o.command == "sft" else f"{_ACTOR}.{_ULYSSES}"
+
+
+def _other_ulysses(o: Options) -> Keys | None:
+    """Return remarks on roles whose sequences are divided otherwise than the actor's."""
+    own, others = rules.shards_of(o, _ulysses(o)), (f"{_REF}.{_ULYSSES}", f"critic.{_ULYSSES}")
+    differs = [id for id in o.given(*others) if (o[id] or 1) != own]
+    why = f"all roles on the same cards share packs by {own}, as the actor does: the same numbers"
+    return o.leave_out(why, *differs)
 
 
 def actor(o: Options) -> Keys:
@@ -100,6 +116,7 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
     slow = "cluster.rank_sleep: all moves all weights to host memory while engines sample"
     return {
         "model.path": path,
+        "model.mlp_tile": _mlp_tile(o, f"{model}.tiled_mlp"),
         "model.dtype": o.trace_if(not computes_half, "bfloat16", dtype, note=masters),
         "adapter": {} if o[f"{model}.lora_rank"] else None,
         "optimizer": _schedule(o, optim),
@@ -110,6 +127,14 @@ def _trained_role(o: Options, sections: tuple[str, str, str], path: Value) -> Ke
         "half": rules.leave_out_halves(o, dtype),
         "offload": o.leave_out(slow, weights, when=o[weights] and not (o[policy] and o[gathered])),
     }
+
+
+def _mlp_tile(o: Options, section: str) -> Value:
+    enabled, number = rules.ids_of(section, "enabled num_shards")
+    tokens = _micro_batch(o).value
+    assert isinstance(tokens, int)
+    tile = -(-tokens // o[number])
+    return o.trace_if(o[enabled], tile, enabled, number, note="of a micro-batch's tokens")
 
 
 def _schedule(o: Options, optim: str) -> Keys:
@@ -291,18 +316,21 @@ def _micro_batch(o: Options) -> Sourced:
     if not o.rl:
         bounds = ("data.max_length",)
         dynamic, tokens, size = rules.ids_of("data", names.replace("ppo_", ""))
-    longest = sum(o[bound] for bound in bounds)
+    longest, ranks = sum(o[bound] for bound in bounds), rules.shards_of(o, _ulysses(o))
     if o[dynamic]:
-        return rules.token_budget(o, tokens, dynamic, longest, *bounds)
+        return rules.token_budget(o, tokens, dynamic, longest, *bounds, shards=ranks)
     of_all, cards = size.removesuffix("_per_gpu"), cards_of(o)
     if o[of_all] and not o.given(size):  # an older setting, which counts those of all cards
-        number = max(1, o[of_all] // cards)
+        streams = max(1, cards // ranks)
+        number = max(1, o[of_all] // streams)
         note = f"{o[of_all]} sequences of all {cards} cards: {number} sequences of the longest on "
         check = f"{o[of_all]} sequences do not divide among {cards} cards"
-        check = check if o[of_all] % cards else ""
-        return o.trace(number * longest, of_all, *bounds, note=f"{note}each", check=check)
+        check = check if o[of_all] % streams else ""
+        own = -(-number * longest // ranks)
+        return o.trace(own, of_all, *bounds, note=f"{note}each", check=check)
     why = "" if o[size] else f"{o.names[size]} says how many sequences: reckoned with 1"
-    return rules.with_check(rules.micro_batch(o, size, o[size] or 1, longest, *bounds), why)
+    counted = rules.micro_batch(o, size, o[size] or 1, longest, *bounds, shards=ranks)
+    return rules.with_check(counted, why)
 
 
 def _dynamic_sampling(o: Options) -> Keys | None:

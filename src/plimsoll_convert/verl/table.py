@@ -55,6 +55,7 @@ _ACTOR, _ROLLOUT, _MODEL, _REF = (f"actor_rollout_ref.{part}" for part in ("acto
 _MODELS = {_MODEL: _PPO, "critic.model": _PPO, "model": _SFT}
 _OPTIMS = {f"{_ACTOR}.optim": _PPO, "critic.optim": _PPO, "optim": _SFT}
 _ENGINES = {f"{_ACTOR}.fsdp_config": _PPO, f"{_REF}.fsdp_config": _PPO, "critic.fsdp": _PPO, "critic.model.fsdp_config": _PPO, "engine": _SFT}
+ULYSSES = "ulysses_sequence_parallel_size"
 _ONE_CARD = why.ONE_CARD.unless(None, 1, -1, False)
 _SINGLE_TURN = why.TOOLS.unless(None, "single_turn_agent")
 
@@ -75,14 +76,13 @@ def _of_roles() -> tuple[Setting, ...]:
         rows += _absent_under(why.UNASKED, optim, "total_training_steps num_cycles min_lr min_lr_factor lr_warmup_init init_lr_ratio lr_decay_steps lr_wsd_decay_style lr_wsd_decay_steps zero_indexed_step master_weights store_param_remainders exp_avg_dtype exp_avg_sq_dtype optimizer_impl", of=of)
     for engine, of in _ENGINES.items():
         rows += _absent_under(why.ENGINE, engine, "dtype mixed_precision.param_dtype mixed_precision.reduce_dtype mixed_precision.buffer_dtype forward_prefetch use_orig_params entropy_checkpointing entropy_from_logits_with_chunking pad_to_length forward_only use_no_sync_for_gradient_accumulation use_torch_compile seed entropy_from_logits_chunk_size pad_to_length_bucket full_determinism strategy wrap_policy.min_num_params wrap_policy.transformer_layer_cls_to_wrap", of=of)
-        rows += _absent_under(_ONE_CARD, engine, "fsdp_size ulysses_sequence_parallel_size", WHOLE, of=of)
+        rows += _absent_under(_ONE_CARD, engine, "fsdp_size", WHOLE, of=of)
     return tuple(rows)
 
 
 _ABSENT: tuple[Setting, ...] = (
     *_of_roles(),
     *absent(why.ENGINE, {_ALL: f"{_ACTOR}.strategy {_REF}.strategy critic.strategy strategy model_engine engine model optim actor@actor_rollout_ref.actor {_ACTOR}.model_engine --config-name", _PPO: f"{_ACTOR}.use_torch_compile {_REF}.use_torch_compile actor_rollout_ref.nccl_timeout"}),
-    *absent(_ONE_CARD, {_ALL: f"{_ACTOR}.ulysses_sequence_parallel_size {_REF}.ulysses_sequence_parallel_size critic.ulysses_sequence_parallel_size ulysses_sequence_parallel_size"}, WHOLE),
     *absent(why.KERNELS, {_ALL: f"{_ACTOR}.entropy_from_logits_with_chunking {_REF}.entropy_from_logits_with_chunking {_ACTOR}.entropy_checkpointing {_REF}.entropy_checkpointing {_ACTOR}.use_fused_kernels"}),
     *absent(why.PACKED, {_ALL: f"{_ACTOR}.use_remove_padding {_ACTOR}.pad_to_length {_REF}.pad_to_length use_remove_padding trainer.balance_batch"}),
     *absent(why.UNASKED, {_PPO: f"{_ACTOR}.data_loader_seed {_ACTOR}.freeze_vision_tower actor_rollout_ref.hybrid_engine {_ACTOR}.load_weight data.seed critic.enable critic.loss_agg_mode {_ACTOR}.calculate_entropy {_ACTOR}.calculate_sum_pi_squared algorithm.filter_groups.max_inflight_gen_batches", _SFT: "data.enable_thinking_key data.enable_thinking_default"}),
@@ -123,7 +123,7 @@ FAMILIES: tuple[tuple[tuple[str, ...], Absence], ...] = (
     ((f"{_ROLLOUT}.multi_turn.", f"{_ROLLOUT}.disaggregation.", f"{_ROLLOUT}.mtp.", "distillation.", f"{_ACTOR}.policy_loss.", "algorithm.pf_ppo."), why.OTHER_METHOD),
     ((f"{_ACTOR}.checkpoint.",), why.CHECKPOINTS),
     ((f"{_MODEL}.override_config.", "critic.model.override_config.", "model.override_config."), why.MODEL_FILES),
-    ((f"{_MODEL}.fused_kernel_options.", f"{_MODEL}.tiled_mlp."), why.KERNELS),
+    ((f"{_MODEL}.fused_kernel_options.",), why.KERNELS),
     ((f"{_MODEL}.mtp.", "model.mtp.", f"{_MODEL}.lora.", f"{_ACTOR}.qat."), why.METHOD),
     (("reward.reward_model.rollout.", "reward_model.rollout.", "reward.reward_model.", "reward_model.megatron.", "reward_model.model.fsdp_config.", "ray_kwargs.", "ray_init.", "transfer_queue.", "trainer.v1.", "async_training.", "skip."), why.LAUNCHED),
     (("data.apply_chat_template_kwargs.", "data.mm_processor_kwargs."), why.TEMPLATE),
@@ -144,6 +144,8 @@ def _role(of: str, model: str, optim: str, engine: str, role: str, rate: float, 
     return (
         *_under(model, f"path|{model}.partial_pretrain", TEXT, "~/models/deepseek-llm-7b-chat", of),
         *_under(model, {f"trust_remote_code:{role}.model.trust_remote_code": False, f"enable_activation_offload:{role}.model.activation_offload=cpu": False, f"enable_gradient_checkpointing:{role}.model.gradient_checkpointing": True}, BOOL, of=of),
+        *_under(model, {"tiled_mlp.enabled": False}, BOOL, of=of),
+        *_under(model, {"tiled_mlp.num_shards": 4}, COUNT, of=of),
         *_under(model, f"lora_rank:{role}.adapter.rank", WHOLE, 0, of),
         *_under(model, f"lora_alpha:{role}.adapter.alpha", WHOLE, 16, of, convert=float),
         *_under(model, f"target_modules:{role}.adapter.targets", WORDS, ("all-linear",), of, convert=adapter_targets),
@@ -194,6 +196,10 @@ SETTINGS: tuple[Setting, ...] = (
     *_under(_ROLLOUT, "n:batch.responses", COUNT, 1),
     *_under(_ROLLOUT, {"enable_rollout_routing_replay:rollout.routing=sampled": False}, BOOL),
     *settings("critic.ppo_mini_batch_size", _PPO, COUNT),
+    *_under(_ACTOR, f"{ULYSSES}|{_ACTOR}.fsdp_config.{ULYSSES}", COUNT, 1, empty=True),
+    *_under(_REF, f"{ULYSSES}|{_REF}.fsdp_config.{ULYSSES}", COUNT, empty=True),
+    *_under("critic", f"{ULYSSES}|critic.fsdp.{ULYSSES}|critic.model.fsdp_config.{ULYSSES}", COUNT, empty=True),
+    *settings(f"{ULYSSES}|engine.{ULYSSES}", _SFT, COUNT, 1, empty=True),
     *settings("algorithm.filter_groups.enable", _PPO, BOOL, False),
     *settings("algorithm.filter_groups.metric", _PPO, TEXT),
     *settings("algorithm.filter_groups.max_num_gen_batches", _PPO, WHOLE, 0),

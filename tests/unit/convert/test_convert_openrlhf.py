@@ -117,6 +117,8 @@ CASES: tuple[Case, ...] = (
     ("", None, f"torchrun --nproc_per_node 4 --nnodes 2 -m {RM}", {"cluster": {"ranks": 8, "nodes": 2}}),
     ("", None, f"deepspeed --module {RM}", {"cluster": {"ranks": 8}, "check": "cluster.ranks"}),
     ("", None, f"ray job submit --address http://head:8265 -- {NEW} --reward.remote_url f.py --actor.num_nodes 2", {"cluster.address": "head:6379"}),
+    # sequences on several cards
+    ("ppo", "0.8.0", "--actor_num_gpus_per_node 8 --ring_attn_size 4 --ring_head_stride 2 --micro_train_batch_size 2 --prompt_max_len 1000 --generate_max_len 1001 --packing_samples", {"cluster.sequence_parallel": 4, "batch.micro_batch_tokens": 1001, "idle": "ring_head_stride"}),
     # references, adapters and offloads
     ("dpo", None, "--zero_stage 3 --ref_offload --adam_offload --zpg 8", {
         "reference": {"model": {"path": "a/m"}, "zero": {"stage": 3, "offload": "cpu"}},

@@ -122,7 +122,8 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
             "environments.agent.name": "examples/python/agent_func.py",
             "environments.agent.max_tokens": 64000,
             "data.max_tokens": 10240,  # 74240 - 64000
-            "batch.micro_batch_tokens": 74240,  # of the longest sequence
+            "cluster.sequence_parallel": 2,
+            "batch.micro_batch_tokens": 37120,  # of the longest sequence, on two ranks
             "rollout.placement": None,
             "algorithm.mini_batches": 1,  # 128 * 8 / 1024
         },

@@ -412,6 +412,18 @@ def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> Non
         f"accelerate launch --config_file x/deepspeed_zero3.yaml trl/scripts/sft.py {BASES['sft']}"
     )
     assert at(config, "cluster.ranks") == 8 and at(config, "actor.zero.stage") == 3
+    accelerate.write_text(
+        "num_processes: 8\nparallelism_config: {parallelism_config_sp_size: 4, "
+        "parallelism_config_sp_backend: deepspeed}\n"
+    )
+    sizes = "--max_length 1000 --per_device_train_batch_size 2 --gradient_accumulation_steps 3"
+    words = f"trl/scripts/sft.py {BASES['sft']} {sizes}"
+    config = trl(f"accelerate launch --config_file {accelerate} {words}")
+    assert at(config, "cluster") == {"ranks": 8, "sequence_parallel": 4}
+    assert at(config, "batch") == {"sequences": 2 * 3 * 2, "micro_batch_tokens": 500}
+    flags = "--num_processes 2 --parallelism_config_cp_size 2 --parallelism_config_cp_backend torch"
+    config = trl(f"accelerate launch {flags} {words}")
+    assert at(config, "cluster") == {"ranks": 2, "sequence_parallel": 2}
     config = trl(f"trl sft {BASES['sft']} --deepspeed gone.json")
     assert "--deepspeed gone.json" in about(config, "check")
 

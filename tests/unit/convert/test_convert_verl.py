@@ -189,6 +189,11 @@ def test_sft(verl: Verl) -> None:
     assert at(config, "batch") == {"sequences": 256, "micro_batch_tokens": 4 * 1024}
     assert at(config, "actor.optimizer.learning_rate") == 1e-4
     assert at(config, "run.steps") == 100 and at(config, "run.directory") == "out"
+    config = verl(
+        f"{BASES['sft']} ulysses_sequence_parallel_size=2 data.use_dynamic_bsz=False", SFT
+    )
+    assert at(config, "cluster.sequence_parallel") == 2
+    assert at(config, "batch.micro_batch_tokens") == 4 * 1024 // 2
     old = "data.prompt_key=extra_info data.response_key=extra_info "
     old += "data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] "
     old += "model.partial_pretrain=m data.train_files=d.parquet"
@@ -275,6 +280,10 @@ CASES: tuple[Case, ...] = (
     (f"{R}.name=hf trainer.nnodes=2", {"rollout.transformers": {"max_sequences": 256}, "cluster.nodes": 2, "check": "cluster.address"}),
     (f"{R}.val_kwargs.do_sample=True {R}.val_kwargs.temperature=1.0 trainer.test_freq=5", {"eval_sampling": {"temperature": 1.0}, "run.eval_every": 5}),
     ("reward_model.enable=True reward_model.model.path=org/rm reward_model.model.trust_remote_code=True", {"reward_model.role": {"model": {"path": "org/rm", "trust_remote_code": True}, "zero": {"stage": 3}}, "data.train.reference": None}),
+    # sequences on several cards, and MLPs in tiles: 2 sequences of 1,024 tokens on 2 cards in 3 tiles
+    (f"{A}.ulysses_sequence_parallel_size=2 {A}.ppo_micro_batch_size_per_gpu=2 {M}.tiled_mlp.enabled=True {M}.tiled_mlp.num_shards=3", {"cluster": {"ranks": 8, "sequence_parallel": 2}, "batch.micro_batch_tokens": 1024, "actor.model.mlp_tile": 342}),
+    (f"{A}.fsdp_config.ulysses_sequence_parallel_size=4 {A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=64 critic.ulysses_sequence_parallel_size=4 actor_rollout_ref.ref.ulysses_sequence_parallel_size=1", {"cluster.sequence_parallel": 4, "batch.micro_batch_tokens": 256, "lacking": "actor_rollout_ref.ref.ulysses_sequence_parallel_size"}),
+    (f"{A}.ulysses_sequence_parallel_size=4 {A}.ppo_micro_batch_size=8", {"batch.micro_batch_tokens": 4 * 1024 // 4}),
     # the reward model's own pool
     (f"{JUDGED} reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=8 reward_model.nnodes=2", {"cluster": {"ranks": 8, "reward_ranks": 16, "nodes": 3}, "check": "cluster.address"}),
     (f"{JUDGED} reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 reward_model.nnodes=1 trainer.n_gpus_per_node=4", {"cluster": {"ranks": 4, "reward_ranks": 4, "nodes": 2}}),
@@ -334,6 +343,7 @@ def test_settings_become_keys(verl: Verl) -> None:
         (f"{A}.policy_loss.loss_mode=kl_cov", "known are vanilla"),
         (f"{A}.loss_agg_mode=token-sum", "loss_agg_mode=token-sum: not supported"),
         (f"{A}.ppo_mini_batch_size=300", r"does not divide the 1024 prompts .* Nearest: .*size=256"),
+        (f"{A}.ulysses_sequence_parallel_size=3", "8 ranks are no multiple of the 3 that share a sequence"),
         (f"{A}.ppo_epochs=x", r"ppo_epochs: x\n      It must be a whole number"),
         (f"{A}.ppo_epochs=$E", "--set gives a variable of the script"),
         (f"{A}.ppo_epochs=[1,2]", "It takes 1 word: quote the value"),

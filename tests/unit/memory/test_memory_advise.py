@@ -273,8 +273,8 @@ def test_a_lever_offers_only_moves_that_can_help(
 LONG = """\
 run: {directory: out, steps: 10}
 cluster: {where: local}
-data: {train: {path: x, prompt: q, response: a}, max_tokens: 100000}
-batch: {sequences: 1, micro_batch_tokens: 100000}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 400000}
+batch: {sequences: 1, micro_batch_tokens: 400000}
 actor:
   model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true, quantization: nf4}
   adapter: {rank: 8}

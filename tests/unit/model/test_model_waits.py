@@ -48,6 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {"gradient_checkpointing": True},
     "selective": {"gradient_checkpointing": "selective"},
     "offloaded": {"gradient_checkpointing": True, "activation_offload": "cpu"},
+    "tiled": {"gradient_checkpointing": True, "activation_offload": "cpu", "mlp_tile": 5},
 }
 WINDOWS: list[tuple[Family, int | None]] = [
     *(("llama", None), ("qwen2", None), ("qwen2", 4), ("qwen3", None)),

@@ -32,12 +32,15 @@ _CHUNK = "model.head_chunk"
 _CHECKPOINTING = "model.gradient_checkpointing"
 _EVERY = "model.checkpoint_every"
 _INPUTS = "model.activation_offload"
+_TILE = "model.mlp_tile"
 _MOMENTS = "optimizer.kind"
 _ADAPTER = "adapter.rank"
 _QUANTIZATION = "model.quantization"
 
 _SMALL = 256
 """Rows of logits at once: fewer save little more."""
+_TILES = (4096, 1024)
+"""Tokens of an MLP at once: more saves little, and fewer would not fill a card."""
 _ADAPTER_RANK = 16
 _BACKWARD: tuple[Phase, ...] = ("train_actor", "train_critic")
 """The phases with a backward pass: only there are activations kept for it."""
@@ -47,6 +50,12 @@ def _more_checkpointing(at: Situation) -> Sequence[Move]:
     """Return moves that checkpoint more layers, and more of each layer."""
     ways = (True,) if at.trained.model.gradient_checkpointing else ("selective", True)
     return [{_CHECKPOINTING: way, _EVERY: 1} for way in ways]
+
+
+def _smaller_tiles(at: Situation) -> Sequence[Move]:
+    """Return moves to smaller tiles of MLPs; none if micro-batches are not larger."""
+    before = at.trained.model.mlp_tile or at.spec.workload.budget
+    return [{_TILE: tokens} for tokens in _TILES if tokens < before]
 
 
 def _narrow_moments(at: Situation) -> Sequence[Move]:
@@ -82,6 +91,16 @@ _OF_MODELS: tuple[Lever, ...] = (
         rank=20,
         settings=_more_checkpointing,
         reliefs=(Relief(("activations",), phases=_BACKWARD),),
+        control=True,
+    ),
+    _trained_lever(
+        keys=(_TILE,),
+        words="MLPs in tiles of tokens",
+        cost="MLPs are computed twice; in layers with gradient_checkpointing: true "
+        "only their last product is added",
+        rank=25,
+        settings=_smaller_tiles,
+        reliefs=(Relief(("activations",)),),
         control=True,
     ),
     _trained_lever(

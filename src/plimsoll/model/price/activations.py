@@ -21,7 +21,18 @@ from plimsoll.model.price.form import (
     TeacherHead,
     UnfusedHead,
 )
-from plimsoll.model.price.layer import FP32, SOURCE, Layer, LayerStep, saved_bytes, summit
+from plimsoll.model.price.layer import (
+    DOWN,
+    FP32,
+    GATES,
+    OUTPUT,
+    SOURCE,
+    UPS,
+    Layer,
+    LayerStep,
+    saved_bytes,
+    summit,
+)
 from plimsoll.model.price.layer_steps import (
     final_norm,
     layer_steps,
@@ -32,6 +43,7 @@ from plimsoll.resolve.run_spec import Phase
 from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where, pinned_block
 
+_OF_MLP = {*GATES, *UPS, *DOWN} - {*OUTPUT}
 _LOG_SUM_EXP = 4  # bytes for each token and head
 
 
@@ -51,15 +63,20 @@ def _kept_products(layer: Layer) -> tuple[int, int, int]:
 
     They are the results of the layer's linears, the attention's output, and the result of the last
     linear, which the backward pass neither reads nor recomputes. The products of experts and of
-    narrow inputs are recomputed, and so is attention that holds its scores.
+    narrow inputs are recomputed, and so are attention that holds its scores and MLPs in tiles.
     """
     element, shape, form = layer.element, layer.shape, layer.form
     attention = layer.tokens * shape.heads * (element * shape.value_dim + _LOG_SUM_EXP)
     unkept = shape.softcapped or form.attention == "eager" or layer.writes_scores
     thin = shape.hidden // 2
-    plain = (linear for linear in shape.linears if linear.stacked == 1 and linear.inputs >= thin)
+    tiled = form.mlp_tile is not None
+    plain = (
+        linear
+        for linear in shape.linears
+        if linear.stacked == 1 and linear.inputs >= thin and not (tiled and linear.name in _OF_MLP)
+    )
     linears = sum(_width(layer, linear) * linear.count // shape.layers for linear in plain)
-    last = 0 if shape.experts else element * layer.hidden
+    last = 0 if shape.experts or tiled else element * layer.hidden
     return layer.tokens * linears, 0 if unkept else attention, last
 
 

@@ -168,6 +168,7 @@ class ActivationForm:
         kernels: whether any kernel of sdpa on a card takes the model's dtype; else the scores of
             one sequence at a time are held, in fp32.
         trains_routers: whether routers learn if all else does.
+        mlp_tile: tokens whose MLP is computed at once; None: all of the micro-batch.
     """
 
     element: int
@@ -184,6 +185,7 @@ class ActivationForm:
     flash: bool = True
     kernels: bool = True
     trains_routers: bool = True
+    mlp_tile: int | None = None
 
     @property
     def writes_scores(self) -> bool:
@@ -242,6 +244,7 @@ def activation_form(
         fused=cast(Fused, model.kernels),
         flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
         kernels=has_kernels(capability, model.dtype),
+        mlp_tile=model.mlp_tile,
     )
 
 

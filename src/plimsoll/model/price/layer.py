@@ -68,6 +68,13 @@ class Layer:
         return self.work.tokens
 
     @property
+    def mlp_tile(self) -> Layer:
+        """The layer with the tokens whose MLP is computed at once."""
+        tokens = min(self.tokens, self.form.mlp_tile or self.tokens)
+        whole = replace(self.form, mlp_tile=None)
+        return replace(self, work=replace(self.work, tokens=tokens), form=whole)
+
+    @property
     def trains_all(self) -> bool:
         """Whether all weights are trained."""
         return self.form.adapter is None
@@ -182,6 +189,14 @@ class Layer:
             return True
         copied = adapter.dropout or adapter.element > self.element
         return not copied and any(self.adapted_linears(names))
+
+    def trained_elements(self, names: tuple[str, ...]) -> int:
+        """Return the elements of these linears' weights that are trained, in one layer."""
+        adapter = self.form.adapter
+        if adapter is None:
+            return sum(lin.inputs * lin.outputs for lin in self.select_linears(names))
+        adapted = self.adapted_linears(names)
+        return sum(adapter.rank * (lin.inputs + lin.outputs) for lin in adapted)
 
     def largest_weight(self, names: tuple[str, ...]) -> int:
         """Return the number of elements of the largest weight among these linears."""

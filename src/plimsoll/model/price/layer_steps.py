@@ -22,6 +22,7 @@ from plimsoll.model.price.layer import (
     Layer,
     LayerStep,
     Summit,
+    summit,
 )
 from plimsoll.shapes.shape import Latent, Linear
 
@@ -68,8 +69,9 @@ def _projections(layer: Layer) -> Iterator[LayerStep]:
     element, shape = layer.element, layer.shape
     projected = layer.queries + 2 * layer.keys
     fused = any(linear.name in ("qkv_proj", "c_attn") for linear in shape.linears)
-    readers = (*QUERIES, *GATES) if shape.traits.parallel else QUERIES
-    yield _norm(layer, layer.hidden, 1, layer.saves_input(readers))
+    parallel = shape.traits.parallel
+    kept = layer.saves_input(QUERIES) or (parallel and _keeps_mlp_input(layer))
+    yield _norm(layer, layer.hidden, 1, kept)
     yield linear_step(layer, QUERIES, projected + layer.hidden)
     if shape.traits.query_norms:
         yield _norm(layer, layer.queries, shape.heads, False, 2 * layer.keys)
@@ -198,13 +200,37 @@ def _cpu_batch_bytes(layer: Layer) -> int:
 def _dense(layer: Layer) -> Iterator[LayerStep]:
     """Yield the norm and the MLP; Phi's MLP reads attention's norm."""
     if not layer.shape.traits.parallel:
-        yield _norm(layer, layer.hidden, 1, layer.saves_input((*GATES, *UPS)))
+        yield _norm(layer, layer.hidden, 1, _keeps_mlp_input(layer))
     yield from _mlp(layer, layer.shape.intermediate)
     if layer.shape.traits.post_norms:
         yield _norm(layer, layer.hidden, 1, kept=False)
 
 
+def _keeps_mlp_input(layer: Layer) -> bool:
+    return layer.form.mlp_tile is not None or layer.saves_input((*GATES, *UPS))
+
+
+def _tiled_mlp(layer: Layer, width: int) -> LayerStep:
+    """Return the step of an MLP in tiles (model/tiling.py).
+
+    Its backward allocates the input's gradient, sums of the weights' gradients in fp32, and what a
+    tile needs for its forward and backward.
+    """
+    tile, element = layer.mlp_tile, layer.element
+    top = summit(tuple(_mlp(tile, width)))
+    of_all = element * (layer.hidden + layer.post_norm_gradient)
+    output = element * tile.hidden
+    sums = FP32 * layer.trained_elements((*GATES, *UPS, *DOWN))
+    forward = element * layer.hidden + _scoring_dense(tile, width)
+    return LayerStep(
+        "MLP", 0, of_all + output + top.saved + top.scratch, sums + top.gradient, forward
+    )
+
+
 def _mlp(layer: Layer, width: int) -> Iterator[LayerStep]:
+    if layer.form.mlp_tile is not None:
+        yield _tiled_mlp(layer, width)
+        return
     element = layer.element
     inner, hidden = layer.tokens * width, layer.hidden + layer.post_norm_gradient
     product = inner if layer.saves_input(DOWN) else 0
@@ -334,9 +360,12 @@ def _scoring_attention(layer: Layer) -> Summit:
         held += (scores + FP32 * read // work.tokens) * work.longest
     else:
         held += element * 2 * layer.attended
+    # Rotary embeddings: the product with the cosine, the turned halves, and their product.
+    turned = 3 * layer.hidden + projected + max(3 * layer.queries, layer.queries + 3 * layer.keys)
+    rotary = 0 if shape.latent or layer.form.fused == "liger" else element * turned
     norms = (2 + layer.has_fused_norms) * element * layer.hidden
     norms += 3 * FP32 * layer.norm_block(layer.hidden)
-    highest = max(held, norms, adapted) + layer.dequantised_bytes(QUERIES)
+    highest = max(held, norms, rotary, adapted) + layer.dequantised_bytes(QUERIES)
     return Summit("the forward of attention", 0, highest, 0)
 
 
@@ -373,6 +402,8 @@ def _scoring_mlp(layer: Layer) -> Summit:
 
 
 def _scoring_dense(layer: Layer, width: int) -> int:
+    if layer.form.mlp_tile is not None:
+        return layer.element * layer.hidden + _scoring_dense(layer.mlp_tile, width)
     inner = layer.element * layer.tokens * width
     fused = any(layer.select_linears(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _MLP_TENSORS

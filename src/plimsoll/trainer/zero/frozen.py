@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, ModelConfig
+from plimsoll.model.tiling import tiled_mlps
 from plimsoll.run.readings import DividedShare
 from plimsoll.trainer.process_group import Place
 from plimsoll.trainer.zero.config import FrozenZeroConfig
@@ -30,10 +31,13 @@ def divide(
 ) -> None:
     """Load the weights from their mapped files one by one: cast each, and divide it over the ranks.
 
-    DeepSpeed's `initialize` alone would move the full model to every device first.
+    DeepSpeed's `initialize` alone would move the full model to every device first. A tiled MLP is
+    gathered as a whole: ranks have different numbers of tiles, and would gather for each.
     """
     import deepspeed
 
+    for mlp in tiled_mlps(module):
+        deepspeed.utils.set_z3_leaf_module(mlp, True)
     _move_buffers(module, place.torch_device)
     parameters: list[Any] = list(module.parameters())
     first, *rest = parameters
