@@ -154,6 +154,7 @@ def pack_tensors(tokens: int, loss_tokens: int) -> PackTensors:
         predictor_L=torch.zeros(loss_tokens, dtype=torch.int64),
         targets_L=torch.zeros(loss_tokens, dtype=torch.int64),
         cu_loss_tokens=torch.zeros(2, dtype=torch.int32),
+        predictors=np.zeros(loss_tokens, dtype=np.int64),
     )
 
 

@@ -182,10 +182,11 @@ def test_memory_that_runs_out_on_one_of_the_ranks_that_share_a_pack(
     batches = tuple(make_batch([3 + i % 7 for i in range(40)], seed) for seed in (1, 2))
     setting = Setting(zero_stage(stage), micro_batch_tokens=75)
     clean, spoilt = tmp_path / "clean", tmp_path / "spoilt"
-    shared = {"shards": 2, "exchange": exchange}
-    four_ranks.run(train_through, tied, setting, batches, (), clean, **shared)
+    four_ranks.run(train_through, tied, setting, batches, (), clean, shards=2, exchange=exchange)
     fault = Fault(3, 1, 0, where, 30)  # the second rank of the second stream
-    seen = four_ranks.run(train_through, tied, setting, batches, [fault], spoilt, **shared)
+    seen = four_ranks.run(
+        train_through, tied, setting, batches, [fault], spoilt, shards=2, exchange=exchange
+    )
     assert [survived.before for survived in seen] == [seen[0].before] * 4
     assert len(seen[0].before) == 1 and 75 < seen[0].before[0] <= 150
     assert mean_distance(clean, spoilt) < 1e-7

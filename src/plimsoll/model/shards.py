@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,7 +206,9 @@ def share_pack(
         ranges[shard.index],
         rows,
         exchanged,
-        *(sent[name] for name in ("predictor_L", "own_L", "place_L")),
+        sent["predictor_L"],
+        sent["own_L"],
+        sent["place_L"],
         most,
     )
 
@@ -274,7 +276,8 @@ def _piece_arrays(pieces: Sequence[Span]) -> dict[str, Any]:
     }
 
 
-class HeadExchange(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class HeadExchange:
     """The exchange of rows for heads around attention; the layout is that of the whole pack."""
 
     shard: Shard
@@ -289,7 +292,8 @@ class HeadExchange(NamedTuple):
         output_THD = kernel(inner)[0]
         blocks = output_THD.flatten(1).unflatten(0, (self.shard.count, -1))
         back: Tensor = _Swap.apply(blocks, self.shard)  # [ranks, own T, a rank's heads * D]
-        return back.transpose(0, 1).flatten(1).unflatten(1, (-1, output_THD.shape[2]))[None]
+        own_TC = back.transpose(0, 1).flatten(1)
+        return own_TC.unflatten(1, (-1, output_THD.shape[2]))[None]
 
     def _swap_in(self, pack: Attended) -> tuple[Tensor, ...]:
         """Return queries, keys and values of all rows, for the rank's heads."""
@@ -310,7 +314,8 @@ class HeadExchange(NamedTuple):
         )
 
 
-class KeyExchange(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class KeyExchange:
     """The gathering of keys and values before attention; the layout has the rank's own pieces."""
 
     shard: Shard

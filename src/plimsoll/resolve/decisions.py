@@ -24,7 +24,7 @@ from plimsoll.machine.hardware import BFLOAT16_UNITS, Card, find_machine, parse_
 from plimsoll.machine.host import multiplies_bfloat16
 from plimsoll.machine.versions import cards_have_liger, has_cuda_build
 from plimsoll.resolve.engine_rules import trainer_rules
-from plimsoll.resolve.job import ConfigT, JobConfig
+from plimsoll.resolve.job import ConfigT
 from plimsoll.shapes.known_models import head_sizes
 
 Capability = tuple[int, int]
@@ -142,7 +142,7 @@ def decide(config: ConfigT) -> tuple[ConfigT, tuple[Decision, ...]]:
     return decided.model_copy(update={"rollout": rollout}), tuple(decisions)
 
 
-def _exchange(config: JobConfig) -> tuple[DecidedExchange, str]:
+def _exchange(config: ConfigT) -> tuple[DecidedExchange, str]:
     """Return what ranks that share a pack exchange, and the reason."""
     paths = list[str]()
 

@@ -54,7 +54,9 @@ def attended(
 
     sinks = (2 * torch.randn(HEADS, dtype=torch.float64)).to(dtype).requires_grad_()
     places = list(spans(own, shared))
-    keys = [index for span in places for part in span[::-1] for index in _indices(part)]
+    keys = [
+        index for span in places for part in (*span.shared, span.keys) for index in _indices(part)
+    ]
     layout = PackLayout(
         tuple(own),
         tuple(shared),
@@ -100,9 +102,12 @@ def by_transformers(pack: Attended) -> Tensor:
     module: Any = torch.nn.Module()
     module.num_key_value_groups, module.sinks = HEADS // GROUPS_OF_KEYS, pack.sinks
     outputs = []
-    for own, shared in pack.layout.spans:
+    for own, shared, keys in pack.layout.spans:
         query = pack.query[:, :, own]
-        key, value = (torch.cat([x[:, :, shared], x[:, :, own]], 2) for x in (pack.key, pack.value))
+        key, value = (
+            torch.cat([x[:, :, rows] for rows in (*shared, keys)], 2)
+            for x in (pack.key, pack.value)
+        )
         hidden = torch.ones(query.shape[2], key.shape[2]).triu(key.shape[2] - query.shape[2] + 1)
         if pack.window is not None:
             hidden += torch.ones_like(hidden).tril(key.shape[2] - query.shape[2] - pack.window)
