@@ -176,12 +176,8 @@ class PackTensors:
         sent = send({**own, **columns}, device)
         layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
         routing = Routing(sent["routing_T"]) if "routing_T" in sent else None
-        tensors = cls(
-            layout=layout,
-            predictors=predictors,
-            routing=routing,
-            **{name: sent[name] for name in arrays},
-        )
+        of_pack = {name: sent[name] for name in arrays}
+        tensors = cls(**of_pack, layout=layout, predictors=predictors, routing=routing, share=None)
         return tensors, {column: sent[column] for column in columns}
 
     def divide(self, shard: Shard | None) -> PackTensors:

@@ -293,7 +293,8 @@ class HeadExchange:
         blocks = output_THD.flatten(1).unflatten(0, (self.shard.count, -1))
         back: Tensor = _Swap.apply(blocks, self.shard)  # [ranks, own T, a rank's heads * D]
         own_TC = back.transpose(0, 1).flatten(1)
-        return own_TC.unflatten(1, (-1, output_THD.shape[2]))[None]
+        own_THD: Tensor = own_TC.unflatten(1, (-1, output_THD.shape[2]))
+        return own_THD[None]
 
     def _swap_in(self, pack: Attended) -> tuple[Tensor, ...]:
         """Return queries, keys and values of all rows, for the rank's heads."""
