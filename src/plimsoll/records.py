@@ -30,6 +30,8 @@ TokenIds = NDArray[np.integer[Any]]
 """Token ids: int32 wherever many are held; a rank makes int64 of a micro-batch's for torch."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+ExpertNumbers = NDArray[np.integer[Any]]
+"""The numbers of experts, [tokens, layers, k]: uint8 for up to 255 in a layer, int16 for more."""
 
 ExtractedCalls = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 """Three parts: the text outside of tool calls; for each call its name, its arguments as JSON text
@@ -238,6 +240,9 @@ class Trajectory:
             learned in the branch in which it was sampled. The last branch gets the rewards of the
             whole episode.
         transcript: The messages, for rewards that read them; never written to a file.
+        routing: The experts that the engine took for the first tokens of prompt and response, shape
+            [n, layers, k]; n is at most their number. The last sampled token has none, as the
+            engine never reads it. None if the engine returns none.
     """
 
     prompt: Prompt
@@ -253,6 +258,7 @@ class Trajectory:
     figures: Mapping[str, float] = field(default_factory=dict)
     earlier: tuple[Trajectory, ...] = ()
     transcript: Transcript | None = field(default=None, compare=False, repr=False)
+    routing: ExpertNumbers | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for array in (self.loss_mask, *self.columns.values()):
@@ -354,6 +360,16 @@ def single_turn(
     )
 
 
+def unrouted_number(itemsize: int) -> int:
+    """Return the number that marks a token without experts, in integers of so many bytes."""
+    return 255 if itemsize == 1 else -1
+
+
+def as_experts(numbers: NDArray[Any], experts: int) -> ExpertNumbers:
+    """Return the numbers of experts as `ExpertNumbers`; `experts`: how many a layer has."""
+    return numbers.astype(np.uint8) if experts <= unrouted_number(1) else numbers.astype(np.int16)
+
+
 def to_runs(array: NDArray[Any]) -> NDArray[Any] | tuple[NDArray[Any], Ints]:
     """Return the value and the length of each run of equal whole numbers or truth values.
 
@@ -400,10 +416,12 @@ class Sample:
         tokens: The token ids, shape [n].
         loss_mask: True for tokens that are learned, shape [n]. It is False for the first token,
             which nothing predicts.
+        routing: The experts of the first tokens; see `Trajectory`.
     """
 
     tokens: TokenIds
     loss_mask: Bools
+    routing: ExpertNumbers | None = None
 
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.loss_mask.shape and self.tokens.ndim == 1
@@ -506,6 +524,8 @@ class Pack:
             sequence before it that shares none. 0 if the pack holds all tokens of the sequence.
         samples_S: The index in the batch of each sequence's sample; -1 for a filler, a sequence
             without learned tokens. Fillers give every rank the same number of micro-batches.
+        routing_T: The experts that a sampler took for each token, shape [T, layers, k]; all
+            `unrouted_number` for a token without any. None if no token has any.
     """
 
     tokens_T: NDArray[np.int32]
@@ -514,6 +534,7 @@ class Pack:
     shared_S: Ints
     cu_loss_tokens: NDArray[np.int32]
     samples_S: Ints
+    routing_T: ExpertNumbers | None = None
 
     @property
     def tokens(self) -> int:

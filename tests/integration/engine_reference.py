@@ -215,7 +215,7 @@ def plain_run(model: Any, loss: Loss, batches: Sequence[Batch], max_grad_norm: f
 
 
 def _adamw(masters: Mapping[str, Tensor]) -> torch.optim.AdamW:
-    vectors = ("norm.weight", ".bias", "magnitude_vector.default.weight")
+    vectors = ("norm.weight", "bias", "sinks", "magnitude_vector.default.weight")
     plain = [p for name, p in masters.items() if name.endswith(vectors)]
     decayed = [p for name, p in masters.items() if not name.endswith(vectors)]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]

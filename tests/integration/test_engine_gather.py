@@ -13,6 +13,7 @@ from buckets import gathered, open_way, tensors_in
 from engine_cases import (
     BATCHES,
     RATES,
+    VOCAB,
     Setting,
     own_packs,
     policy_step,
@@ -34,6 +35,7 @@ from plimsoll.commands.demo import make_tokenizer
 from plimsoll.config.engine import FrozenRole
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
+from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.readings import DividedShare
 from plimsoll.sync.buckets import WeightBucket
 from plimsoll.trainer.process_group import Place, join
@@ -265,13 +267,20 @@ def test_only_one_bucket_is_whole_at_a_time(
             assert own <= others <= own + held.persistent
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 def test_a_layer_is_computed_anew_where_stage_3_gathers_anew(
-    tied: Path, tmp_path: Path, two_ranks: RankProcesses
+    sinks: bool, tied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
     """DeepSpeed gathers within the layer, and its linear adds its bias to what is kept."""
+    model = tied
+    if sinks:
+        model = tmp_path / "gpt"
+        config = tiny_config("gpt_oss", True, vocab=VOCAB, window=4)
+        config.initializer_range = 0.1  # else sinks have hardly a gradient
+        write_tiny_model(model, config, seed=0, tokenizer=make_tokenizer())
     zero = ZeroConfig(stage=3, bucket_elements=150_000)
     setting = Setting(zero, checkpointing="selective")
-    results = two_ranks.run(train_sft_gathering, tied, setting, BATCHES, tmp_path)
-    want = plain_run(plain_policy(tied), sft_loss, BATCHES, 1.0)
+    results = two_ranks.run(train_sft_gathering, model, setting, BATCHES, tmp_path / "saved")
+    want = plain_run(plain_policy(model), sft_loss, BATCHES, 1.0)
     assert worst_error(results, want) < 1e-5
-    assert distance(saved_weights(tmp_path), want) < 5e-5
+    assert distance(saved_weights(tmp_path / "saved"), want) < 5e-5

@@ -13,6 +13,7 @@ import pytest
 import torch
 from commands import PPO, SFT, Command, metrics, wait_for, write_config, write_task
 from fakecard.library import why_not
+from test_run_mixtures import write_mixture
 
 from plimsoll.run.json_lines import read_rows
 
@@ -122,6 +123,17 @@ def test_ranks_sleep_beside_an_engine_that_is_sent_an_adapter_alone(tmp_path: Pa
     config["actor"]["adapter"] = {"rank": 8}
     config["cluster"]["rank_sleep"] = "all"
     check(tmp_path, config)
+
+
+@needs_vllm
+def test_a_mixture_learns_with_the_experts_that_vllm_took(tmp_path: Path) -> None:
+    """vLLM returns them itself there; on a CPU they are recorded beside it."""
+    write_mixture(tmp_path / "mixture")
+    config = shared(1)
+    config["actor"]["model"] = {"path": "mixture", "dtype": "bfloat16"}
+    config["rollout"]["routing"] = "sampled"
+    rows = check(tmp_path, config)
+    assert all(row["rollout/rerouted"] == 0 for row in rows[1:])
 
 
 def rank_bytes(home: Path, phase: str) -> list[int]:

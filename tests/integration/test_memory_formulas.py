@@ -37,6 +37,7 @@ MODELS = (
     "Qwen/Qwen2-57B-A14B",
     "zai-org/GLM-4.5-Air",
 )
+SINKS = "openai/gpt-oss-20b"
 LATENT = ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite")
 
 
@@ -72,6 +73,27 @@ def test_training_a_policy(path: str, checkpointed: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "checkpointed", "freezes", "routed"),
+    [
+        ("Qwen/Qwen3-30B-A3B", False, True, True),
+        slow("mistralai/Mixtral-8x7B-v0.1", True, True, False),
+        slow("Qwen/Qwen2-57B-A14B", False, True, False),
+        slow("Qwen/Qwen3-30B-A3B", "selective", False, True),
+    ],
+)
+def test_routers_that_are_frozen_or_take_a_samplers_experts(
+    path: str, checkpointed: bool | str, freezes: bool, routed: bool
+) -> None:
+    form = replace(_form(path, gradient_checkpointing=checkpointed), freezes=freezes, routed=routed)
+    found = trace_form(form, WORK)
+    assert abs(found.error) < WITHIN, found
+    plain = trace_form(replace(form, freezes=False), WORK)
+    if freezes:  # and with them the gradients
+        assert found.traced.gradients < plain.traced.gradients
+    assert found.predicted_activations <= plain.predicted_activations
+
+
+@pytest.mark.parametrize(
     ("path", "checkpointed"),
     [
         (LATENT[0], True),
@@ -85,6 +107,27 @@ def test_latent_attention(path: str, checkpointed: bool | str) -> None:
     assert abs(found.error) < WITHIN, found
     scored = trace_form(_form(path, trained=False), WORK)
     assert abs(scored.error) < WITHIN, scored
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "tokens", "longest"),
+    [(True, 2048, 128), (False, 2048, 128), (False, 1024, 512), slow("selective", 4096, 2048)],
+)
+def test_sinks_and_clamped_experts(checkpointed: bool | str, tokens: int, longest: int) -> None:
+    """Half of the layers see 128 tokens."""
+    work = MicroBatch(tokens, tokens // longest, longest, loss_tokens=32)
+    found = trace_form(_form(SINKS, gradient_checkpointing=checkpointed), work)
+    assert abs(found.error) < WITHIN, found
+
+
+def test_scoring_and_adapters_with_sinks() -> None:
+    work = replace(WORK, longest=128, sequences=8)
+    scored = trace_form(_form(SINKS, trained=False), work)
+    assert abs(scored.error) < WITHIN, scored
+    model = decided_model(path=SINKS, dtype="bfloat16", gradient_checkpointing=False)
+    adapter = AdapterConfig(targets=("q_proj", "v_proj"), dropout=0.1)
+    found = trace_form(TraceForm(model, adapter, "policy", trained=True), work)
+    assert abs(found.error) < WITHIN, found
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mistral": family("mistral", False, window=16),
     "gemma": family("gemma", True),
     "gemma2": family("gemma2", True, window=16),
+    "gpt_oss": family("gpt_oss", False, window=16),
     "phi3": lambda: Phi3Config(**SIZES),
     "phi": lambda: PhiConfig(**SIZES),
     "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
@@ -184,6 +185,8 @@ def states(worker: Any) -> dict[str, str]:
     for path, module in worker.model_runner.get_model().named_modules():
         others = {name: value for name, value in vars(module).items() if torch.is_tensor(value)}
         for name, tensor in (module._parameters | module._buffers | others).items():
+            if name == "cos_sin_cache":  # gpt-oss's is fp32, and vLLM rounds it as it is first used
+                tensor = tensor.bfloat16()
             if tensor is not None and name != "kv_cache":
                 flat = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
                 about = f"{tuple(tensor.shape)} {tensor.dtype}"

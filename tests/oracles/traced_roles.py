@@ -32,6 +32,7 @@ from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel, ValueModel
 from plimsoll.model.price.activations import activation_items
 from plimsoll.model.price.form import activation_form
+from plimsoll.model.routers import Routing, follow_sampler, freeze_routers
 from plimsoll.model.shards import Shard
 from plimsoll.model.token_logprobs import Entropy, Imitation
 from plimsoll.resolve.roles import HeadKind, RoleName
@@ -65,7 +66,8 @@ class TracedRole:
 @dataclass(frozen=True)
 class TraceForm:
     """What of a role is traced. entropy, temperature: of a policy's head. imitates: it learns the
-    likelihood of tokens, not by their log-probs."""
+    likelihood of tokens, not by their log-probs. freezes: routers stay as they are. routed: tokens
+    take a sampler's experts."""
 
     model: ModelConfig
     adapter: AdapterConfig | None
@@ -74,6 +76,8 @@ class TraceForm:
     entropy: bool = False
     temperature: float = 1.0
     imitates: bool = False
+    freezes: bool = False
+    routed: bool = False
 
 
 def trace_activations(spec: RunSpec[Any], role: RoleName) -> TracedRole:
@@ -101,7 +105,11 @@ def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
         model, form.adapter, shape, form.head, "cpu", form.entropy, form.temperature != 1
     )
     items = activation_items(
-        "traced", shape, work, replace(reckoned, trained=form.trained), "train_actor"
+        "traced",
+        shape,
+        work,
+        replace(reckoned, trained=form.trained, trains_routers=not form.freezes),
+        "train_actor",
     )
     every = model.checkpoint_every if model.gradient_checkpointing else 1
     traced = trace(build, shape.layers, _depths(hf_config, shape, work, every))
@@ -208,6 +216,10 @@ def _module(
         lm = AutoModelForSequenceClassification.from_config(config, **settings)
         prepare_layers(lm, form.model, cpu)
         module = ValueModel(lm)
+    if form.freezes:
+        freeze_routers(module)
+    if form.routed:
+        follow_sampler(lm)
     if form.adapter is not None:
         add_adapter(module, form.adapter, form.model.path, seed=0)
     elif not form.trained:
@@ -277,7 +289,13 @@ class MicroBatchStep:
             targets_L=torch.zeros(loss_tokens, dtype=torch.int64),
             cu_loss_tokens=torch.zeros(len(layout.own) + 1, dtype=torch.int32),
             predictors=np.zeros(loss_tokens, np.int64),
+            routing=self._routing() if self.form.routed else None,
         )
+
+    def _routing(self) -> Routing:
+        config = self.module.lm.config
+        experts = self.work.tokens, config.num_hidden_layers, config.num_experts_per_tok
+        return Routing(torch.zeros(experts, dtype=torch.uint8))
 
 
 def _mark(

@@ -26,6 +26,7 @@ from plimsoll.jobs.which import named_job
 from plimsoll.resolve.choices import check_choices
 from plimsoll.resolve.engine_rules import check_engine_model, engine_rules
 from plimsoll.resolve.model_files import (
+    check_codes,
     check_head,
     check_missing,
     check_model,
@@ -57,6 +58,7 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
     for key, model in models_by_key(spec).items():
         tokenizer = key in ("actor.model", "teacher.model")
         yield from check_model(f"{key}.path", model.path, tokenizer=tokenizer)
+        yield from check_codes(f"{key}.path", model.path)
         yield from _length(spec, key, model)
     for name, role in spec.trained.items():
         path = role.adapter and role.adapter.path

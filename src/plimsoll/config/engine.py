@@ -178,6 +178,9 @@ class TrainedRole(HasEngine):
     """AdamW and its schedule."""
     ema: EmaConfig | None = None
     """Keep a moving average of the weights, which is the final model; default: none."""
+    freeze: Literal["none", "router"] = "none"
+    """Weights that stay as they are: `router` those that choose the experts of each token, in a
+    mixture of experts (an adapter leaves them as they are in any case)."""
 
 
 @with_engines(TRAINER_ENGINES, "FROZEN")

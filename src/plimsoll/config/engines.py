@@ -87,6 +87,11 @@ class RolloutEngineConfig(Settings):
         """Whether the actor's adapter goes to the engine without its base model."""
         return False
 
+    @property
+    def returns_routing(self) -> bool:
+        """Whether the engine can say which experts it took for each token."""
+        return False
+
 
 class HasEngine(Settings):
     """A section of the config with an engine.

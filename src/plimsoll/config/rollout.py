@@ -115,6 +115,10 @@ class RolloutConfig(HasEngine):
     from it. 0: engines and ranks take turns. More: engines sample while the ranks train."""
     sampling: SamplingConfig = SamplingConfig()
     """How responses are sampled for training."""
+    routing: Literal["live", "sampled"] = "live"
+    """The experts by which the actor of a mixture of experts scores and learns. live: those that
+    its own router chooses. sampled: those that the engine took for each token (router replay),
+    where the engine returns them."""
     sync: SyncConfig = SyncConfig()
     """Weight sync and its proof."""
     serve: ServeConfig = ServeConfig()

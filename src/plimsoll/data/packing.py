@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.errors import DataError
-from plimsoll.records import Ints, Pack, Pair, Sample, leaders
+from plimsoll.records import ExpertNumbers, Ints, Pack, Pair, Sample, leaders, unrouted_number
 from plimsoll.run.numbers import plural
 
 Bins = list[list[int]]
@@ -257,7 +257,12 @@ def _samples(pack: Pack) -> list[Sample]:
         first = samples[leader].tokens[:shared] if shared else pack.tokens_T[:0]
         tokens = np.concatenate([first, pack.tokens_T[own]])
         loss_mask = np.concatenate([np.zeros(shared, np.bool_), learned_T[own]])
-        samples.append(Sample(tokens, loss_mask))
+        routing = None
+        if pack.routing_T is not None:
+            begun = samples[leader].routing if shared else pack.routing_T[:0]
+            assert begun is not None
+            routing = np.concatenate([begun[:shared], pack.routing_T[own]])
+        samples.append(Sample(tokens, loss_mask, routing))
     return samples
 
 
@@ -351,7 +356,22 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
         shared_S=shared_S,
         cu_loss_tokens=_cumulative([int(kept.sum()) for kept in loss_mask]),
         samples_S=np.array(numbers, dtype=np.int64),
+        routing_T=_lay_out_routing(parts),
     )
+
+
+def _lay_out_routing(parts: Sequence[tuple[Sample, int]]) -> ExpertNumbers | None:
+    """Return the experts of a pack's tokens, given its samples and how much each of them shares."""
+    like = next((sample.routing for sample, _ in parts if sample.routing is not None), None)
+    if like is None:
+        return None
+    none = unrouted_number(like.itemsize)
+    rows: list[ExpertNumbers] = []
+    for sample, shared in parts:
+        given = like[:0] if sample.routing is None else sample.routing[shared:]
+        missing = len(sample.tokens) - shared - len(given)
+        rows += [given, np.full((missing, *like.shape[1:]), none, like.dtype)]
+    return np.concatenate(rows)
 
 
 def _cumulative(counts: Sequence[int]) -> NDArray[np.int32]:

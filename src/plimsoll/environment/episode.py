@@ -26,6 +26,7 @@ from plimsoll.records import (
     TOKEN_REWARDS,
     Bools,
     Column,
+    ExpertNumbers,
     FinishReason,
     Floats,
     Prompt,
@@ -50,6 +51,8 @@ class Conversation:
     tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     loss_mask: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     columns: TokenColumns = field(default_factory=dict)
+    routing: ExpertNumbers | None = None
+    """The experts of the first tokens, those of the prompt included; see `Trajectory`."""
 
     @property
     def all_tokens(self) -> TokenIds:
@@ -62,7 +65,8 @@ class Conversation:
         `problem` says what is wrong with the turn's tool calls.
         """
         turn = self._turn("assistant", sample.response_tokens, sample.response_text, problem)
-        return self._extend(turn, sample.response_tokens, True, sample.columns)
+        extended = self._extend(turn, sample.response_tokens, True, sample.columns)
+        return replace(extended, routing=_join_routing(self.routing, sample.routing))
 
     def add_answer(self, role: str, tokens: Sequence[int] | TokenIds, text: str) -> Conversation:
         """Return the branch with an answer appended; `tokens` include the template's tokens."""
@@ -127,7 +131,20 @@ class Conversation:
             self.turns,
             figures,
             earlier,
+            routing=self.routing,
         )
+
+
+def _join_routing(
+    before: ExpertNumbers | None, sampled: ExpertNumbers | None
+) -> ExpertNumbers | None:
+    """Return a branch's experts after a turn, whose engine read the branch so far as its prompt.
+
+    Tokens that had experts keep them: with these the tokens after them were sampled.
+    """
+    if before is None or sampled is None:
+        return sampled if before is None else before
+    return np.concatenate([before, sampled[len(before) :]])
 
 
 def build_trajectory(

@@ -436,5 +436,5 @@ def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     if spec.cluster.own_nodes.reward is not None:
         fewest["own_nodes"] = OwnNodes()  # those of the reward models would be the actor's
     cluster = spec.written.cluster.model_copy(update=fewest)
-    sampling = spec.written.rollout.model_copy(update={"replay": None})
+    sampling = spec.written.rollout.model_copy(update={"replay": None, "routing": "live"})
     return resolve_changed(spec, {"cluster": cluster, "rollout": sampling})

@@ -27,6 +27,7 @@ from plimsoll.resolve.engine_rules import trainer_rules, trainers_of
 from plimsoll.resolve.rules.machine import local_host_rules
 from plimsoll.run.numbers import plural
 from plimsoll.sampler.price import rollout_price
+from plimsoll.shapes.families import ROUTED_FAMILIES
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
 
@@ -125,6 +126,30 @@ def adapter_targets(job: PlannedJob) -> Iterator[Problem]:
                 every = "" if _against_target(shape, _ALL_LINEAR) else "; or all-linear"
                 fix = f"some of {', '.join(fit)}{every}"
                 yield Problem("adapter-targets", "error", what, obstacle, fix)
+
+
+def frozen_routers(job: PlannedJob) -> Iterator[Problem]:
+    """Refuse `freeze: router` for a model without experts."""
+    for role, trained in job.spec.trained.items():
+        shape = job.shapes[role]
+        if trained.freeze == "router" and not shape.experts and shape.origin != "guessed":
+            what = f"{role}.freeze is router, and {shape.name} has no router"
+            why = "every token passes all its weights: it is no mixture of experts"
+            fix = f"leave {role}.freeze out, or take a mixture of experts as {role}.model.path"
+            yield Problem("no-router", "error", what, why, fix)
+
+
+def sampled_routing(job: PlannedJob) -> Iterator[Problem]:
+    """Refuse `rollout.routing: sampled` for a model whose experts the trainer cannot choose."""
+    sampling, shape = job.spec.sampling, job.policy
+    if sampling is None or sampling.rollout.routing == "live" or shape.family in ROUTED_FAMILIES:
+        return
+    what = f"rollout.routing is sampled, and the actor is {shape.name} ({shape.family})"
+    why = "how its router weights the experts of a token is not known"
+    if not shape.experts:
+        why = "it has no experts: nothing is routed"
+    fix = f"rollout.routing: live, or a model of {', '.join(ROUTED_FAMILIES)}"
+    yield Problem("sampled-routing", "error", what, why, fix)
 
 
 def _against_target(shape: ModelShape, target: str) -> str:
@@ -340,6 +365,7 @@ def nodes(job: PlannedJob) -> Iterator[Problem]:
 
 PLAN_RULES = (
     *(positions, other_parts, families, vocabularies, adapter_targets),
+    *(frozen_routers, sampled_routing),
     *(varlen, engines),
     *(bfloat16_cards, own_kernels, offload),
     *(idle_ranks, idle_cards, nodes, trainers),

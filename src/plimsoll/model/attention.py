@@ -3,10 +3,10 @@
 It is registered with transformers' AttentionInterface under two names. So the model's own config
 holds the choice, and any decoder that uses the interface works:
 
-- `plimsoll_sdpa`: scaled_dot_product_attention, sequence by sequence. Runs everywhere, in any
-  dtype, with sliding windows and with softcapped scores (Gemma 2).
+- `plimsoll_by_sequence`: scaled_dot_product_attention, sequence by sequence. Runs everywhere, in
+  any dtype, with sliding windows, softcapped scores (Gemma 2) and attention sinks (gpt-oss).
 - `plimsoll_varlen`: torch.nn.attention.varlen.varlen_attn, one kernel for the whole pack. CUDA
-  in bfloat16, with sliding windows; it has no softcap.
+  in bfloat16, with sliding windows and attention sinks; it has no softcap.
 
 Both read the pack's `PackLayout`, which transformers passes on as the keyword `layout`. A sequence
 may share its first tokens with another (see `Pack.shared_S`). It then has keys for all its tokens,
@@ -16,7 +16,7 @@ but queries only for the tokens after the shared ones. No mask is built for the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -27,14 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
 from plimsoll.model.sending import Arrays, send
+from plimsoll.model.sinks import VarlenWithSinks, as_keys
 from plimsoll.records import Ints, leaders
 
-SDPA = "plimsoll_sdpa"
+SDPA = "plimsoll_by_sequence"
+"""A name without `sdpa`: transformers refuses such names for gpt-oss, as its kernel lacks sinks."""
 VARLEN = "plimsoll_varlen"
 
 _GROUPED: dict[str, Any] = (
@@ -93,7 +95,8 @@ class PackLayout:
             shards.py. `own` and `shared` then count each part's queries and the keys before them.
         exchange: computes attention by a kernel if several ranks share the pack; None: the kernel
             alone does.
-        masks: a cache of masks, by the numbers of queries and keys, window and dtype.
+        masks: a cache of masks, by the numbers of queries and keys, window, dtype, and whether a
+            first key is a sink.
     """
 
     own: tuple[int, ...]
@@ -103,7 +106,9 @@ class PackLayout:
     keys_K: Tensor | None
     pieces: tuple[Span, ...] | None = None
     exchange: Callable[[Kernel, Attended], Tensor] | None = None
-    masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, int, int | None, torch.dtype, bool], Tensor] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, device: torch.device) -> PackLayout:
@@ -170,6 +175,7 @@ class Attended:
         scaling: the factor of the scores; None: 1 / sqrt(D).
         window: how many keys a query sees, its own included; None: all before it.
         softcap: the bound of the scores; None: they have none.
+        sinks: a score for each head of the queries (see `sinks.py`), shape [heads]; None: without.
     """
 
     query: Tensor
@@ -179,6 +185,12 @@ class Attended:
     scaling: float | None
     window: int | None
     softcap: float | None
+    sinks: Tensor | None
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        return self.query.shape[-1] ** -0.5 if self.scaling is None else self.scaling
 
     def window_within(self, keys: int) -> int | None:
         """Return the window if it is smaller than `keys`, else None: it then hides no key."""
@@ -243,18 +255,21 @@ def _attend(
     """Compute attention with the signature of transformers; the output is [1, T, heads, D]."""
     if isinstance(attention_mask, _WindowMask):
         sliding_window, attention_mask = attention_mask.window, None
-    _refuse_unknown(attention_mask, dropout, s_aux)
+    _refuse_unknown(attention_mask, dropout, s_aux is not None and softcap is not None)
     if layout is None:
         raise ConfigError(
             f"{type(module).__name__} does not get the places of a pack's sequences: its model "
             "does not pass on the arguments of its forward. Choose a model of another family."
         )
-    pack = Attended(query, key, value, layout, scaling, sliding_window, softcap)
+    pack = Attended(query, key, value, layout, scaling, sliding_window, softcap, s_aux)
     return (kernel(pack) if layout.exchange is None else layout.exchange(kernel, pack)), None
 
 
 def sdpa(pack: Attended) -> Tensor:
     """Compute attention by PyTorch's own kernels, one sequence at a time."""
+    if pack.sinks is not None:  # their gradients from all sequences are added up in fp32
+        wide = torch.promote_types(pack.sinks.dtype, torch.float32)
+        pack = replace(pack, sinks=pack.sinks.to(wide))
     if pack.layout.pieces is not None:
         return _attend_pieces(pack)
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
@@ -295,6 +310,7 @@ def _attend_behind(leader: _Sequence, sequence: _Sequence, shared: int, pack: At
     if (
         shared < query.shape[2]
         and pack.softcap is None
+        and pack.sinks is None
         and pack.window_within(key.shape[2]) is None
     ):
         # The kernel's own causal mask skips the keys that a query does not see, but needs as many
@@ -307,11 +323,15 @@ def _attend_behind(leader: _Sequence, sequence: _Sequence, shared: int, pack: At
 def _one_sequence(sequence: _Sequence, pack: Attended) -> Tensor:
     query, key, value = sequence
     window = pack.window_within(key.shape[2])
+    if pack.sinks is not None:
+        mask = _mask(pack.layout, query, key.shape[2], window, sink=True)
+        widened = as_keys(query, key, value, pack.sinks, pack.scale)
+        return dot_product(*widened, mask, pack.scale)[..., : value.shape[-1]]
     if pack.softcap is None and window is None and query.shape[2] == key.shape[2]:
         return dot_product(query, key, value, None, pack.scaling)
     mask = _mask(pack.layout, query, key.shape[2], window)
     if pack.softcap is not None:
-        return _softcap_attention(query, key, value, mask, pack.scaling, pack.softcap)
+        return _softcap_attention(query, key, value, mask, pack.scale, pack.softcap)
     return dot_product(query, key, value, mask, pack.scaling)
 
 
@@ -344,27 +364,28 @@ def repeat_heads(keys: Tensor, heads: int) -> Tensor:
     return keys[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
 
 
-def _mask(layout: PackLayout, query: Tensor, keys: int, window: int | None) -> Tensor:
+def _mask(
+    layout: PackLayout, query: Tensor, keys: int, window: int | None, sink: bool = False
+) -> Tensor:
     """Return a mask: 0 where a query attends to a key, -inf elsewhere.
 
     A query attends to its own key and, with a window, to the window - 1 keys before it. The queries
-    belong to the last keys.
+    belong to the last keys. Before all keys may stand a sink, which every query sees.
     """
     queries = query.shape[2]
-    kind = (queries, keys, window, query.dtype)
+    kind = (queries, keys, window, query.dtype, sink)
     if kind not in layout.masks:
         mask = query.new_full((queries, keys), float("-inf")).triu_(keys - queries + 1)
         if window is not None:
             mask += torch.full_like(mask, float("-inf")).tril_(keys - queries - window)
-        layout.masks[kind] = mask
+        layout.masks[kind] = pad(mask, (1, 0)) if sink else mask
     return layout.masks[kind]
 
 
 def _softcap_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
 ) -> Tensor:
     """Return softmax(cap * tanh(scores / cap)) @ value with fp32 scores; PyTorch has no kernel."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = grouped.float() @ key.float().transpose(2, 3).unsqueeze(2) * scale
     scores = (scores / softcap).tanh() * softcap + mask
@@ -379,28 +400,25 @@ def _varlen(pack: Attended) -> Tensor:
     query, key, value = (x[0].transpose(0, 1) for x in (pack.query, pack.key, pack.value))
     if layout.keys_K is not None:
         key, value = (x.index_select(0, layout.keys_K) for x in (key, value))
-    output_THD = varlen_attn(
-        query,
-        key,
-        value,
-        layout.cu_queries,
-        layout.cu_keys,
-        layout.most_queries,
-        layout.most_keys,
-        scale=pack.scaling,
-        # The window counts the keys before the query's own. Flash attention aligns a sequence's
-        # last query with its last key (torch/nn/attention/bias.py, CausalVariant.LOWER_RIGHT).
-        window_size=(-1 if pack.window is None else pack.window - 1, 0),
-        **_GROUPED,
-    )
+    places = layout.cu_queries, layout.cu_keys, layout.most_queries, layout.most_keys
+    # The window counts the keys before the query's own. Flash attention aligns a sequence's last
+    # query with its last key (torch/nn/attention/bias.py, CausalVariant.LOWER_RIGHT).
+    window = (-1 if pack.window is None else pack.window - 1, 0)
+    if pack.sinks is not None:
+        form = {"is_causal": pack.window is None, "scale": pack.scaling, "window_size": [*window]}
+        output_THD = VarlenWithSinks.apply(query, key, value, pack.sinks, places, form, _GROUPED)
+    else:
+        output_THD = varlen_attn(
+            query, key, value, *places, scale=pack.scaling, window_size=window, **_GROUPED
+        )
     assert isinstance(output_THD, Tensor)
     return output_THD[None]
 
 
-def _refuse_unknown(mask: Tensor | None, dropout: float, sinks: Tensor | None) -> None:
-    if mask is not None or dropout or sinks is not None:
+def _refuse_unknown(mask: Tensor | None, dropout: float, both: bool) -> None:
+    if mask is not None or dropout or both:
         raise ConfigError(
-            "Packed attention cannot compute these inputs: "
-            f"a mask: {mask is not None}, dropout: {dropout}, attention sinks: {sinks is not None}."
-            " Packs need neither mask nor dropout; models with attention sinks are not supported."
+            "Packed attention cannot compute these inputs: a mask: "
+            f"{mask is not None}, dropout: {dropout}, softcapped scores with attention sinks: "
+            f"{both}. Packs need neither mask nor dropout; no known model has the last two."
         )

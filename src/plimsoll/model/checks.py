@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from plimsoll.config.engine import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.json_text import parse_json
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.resolve.model_files import MXFP4, is_mxfp4
 
 # Settings that change the logits, except the softcaps, which `logit_softcap` and attention read.
 _CHANGES_LOGITS = re.compile(
@@ -245,8 +246,8 @@ def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Ite
             "its layers compute masks of their own, which packed attention does not take: "
             "sequences of a pack would mix. Choose another model."
         )
-    if any(name.endswith("sinks") for name, _ in frame.named_parameters()):
-        yield "its attention has sinks, which packed attention does not compute."
+    if is_mxfp4(settings):
+        yield "{} Give {}.".format(*MXFP4)
     if any(values.get("is_causal") is False for values in (settings, *map(vars, frame.modules()))):
         yield "its attention is not causal: it is an encoder. Choose a causal language model."
     noise = {k: v for k, v in settings.items() if _NOISE.match(k) and v}

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from plimsoll.model.attention import SDPA, Attended, Span, register_kernel, sdpa
 from plimsoll.model.logit_chunks import fill_rows
+from plimsoll.model.sinks import share_with_sinks, sinks_gradient
 
 NAME = "plimsoll_cpu"
 
@@ -71,18 +72,24 @@ def _kernel(pack: Attended) -> Tensor:
         or pack.value.shape[-1] != pack.query.shape[-1]
     ):
         return sdpa(pack)
-    scale = pack.query.shape[-1] ** -0.5 if pack.scaling is None else pack.scaling
-    return packed_attention(pack.query, pack.key, pack.value, pack.layout.spans, scale)
+    return packed_attention(
+        pack.query, pack.key, pack.value, pack.layout.spans, pack.scale, pack.sinks
+    )
 
 
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, sequences: Sequence[Span], scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequence[Span],
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention, in which each sequence attends only to itself, [1, T, heads, D].
 
-    query [1, heads, T, D]; key, value [1, kv heads, T, D]. Differentiable once.
+    query [1, heads, T, D]; key, value [1, kv heads, T, D]; sinks [heads]. Differentiable once.
     """
-    output: Tensor = _PackedAttention.apply(query[0], key[0], value[0], sequences, scale)
+    output: Tensor = _PackedAttention.apply(query[0], key[0], value[0], sinks, sequences, scale)
     return output[None]
 
 
@@ -117,6 +124,7 @@ class _PackedAttention(torch.autograd.Function):
         query_HTD: Tensor,
         key_KTD: Tensor,
         value_KTD: Tensor,
+        sinks_H: Tensor | None,
         sequences: Sequence[Span],
         scale: float,
     ) -> Tensor:
@@ -133,17 +141,20 @@ class _PackedAttention(torch.autograd.Function):
             output, log_sum = _flash(
                 query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
             )
+            if sinks_H is not None:
+                log_sum = share_with_sinks(output, log_sum, sinks_H)
             log_sums.append(log_sum)
             for span, part in zip(batch.spans, output, strict=True):
                 output_HTD[:, span.own] = part[:, : span.queries]
         ctx.sequences, ctx.batches, ctx.scale = sequences, batches, scale
-        ctx.save_for_backward(query_HTD, key_KTD, value_KTD, *log_sums)
+        of_sinks = (None, None) if sinks_H is None else (sinks_H, output_HTD)
+        ctx.save_for_backward(query_HTD, key_KTD, value_KTD, *of_sinks, *log_sums)
         return output_HTD.transpose(0, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
-        query_HTD, key_KTD, value_KTD, *log_sums = ctx.saved_tensors
+        query_HTD, key_KTD, value_KTD, sinks_H, output_HTD, *log_sums = ctx.saved_tensors
         grad_HTD = grad_THD.transpose(0, 1)
         end = ctx.sequences[-1].own.stop
         grad_query = _by_token(query_HTD, end)
@@ -151,9 +162,13 @@ class _PackedAttention(torch.autograd.Function):
         end = 0 if has_more_keys else end
         grad_key, grad_value = _by_token(key_KTD, end), _by_token(value_KTD, end)
         wide = torch.promote_types(query_HTD.dtype, torch.float32)
+        of_sinks: list[Tensor] = []
         for batch, log_sum in zip(ctx.batches, log_sums, strict=True):
             query, grad = (_queries(x, batch, wide) for x in (query_HTD, grad_HTD))
             key, value = (_keys(x, batch, wide) for x in (key_KTD, value_KTD))
+            if ctx.needs_input_grad[3]:
+                output = _queries(output_HTD, batch, wide)
+                of_sinks.append(sinks_gradient(grad, output, log_sum, sinks_H).sum(0))
             with _narrow_products(query_HTD.dtype):
                 grads = _backward(query, key, value, grad, log_sum, batch.before, ctx.scale)
             for span, query_part, key_part, value_part in zip(batch.spans, *grads, strict=True):
@@ -165,7 +180,8 @@ class _PackedAttention(torch.autograd.Function):
                         stop = start + rows.stop - rows.start
                         total[:, rows] += part[:, start:stop]
                         start = stop
-        return grad_query, grad_key, grad_value, None, None
+        grad_sinks = torch.stack(of_sinks).sum(0).to(sinks_H.dtype) if of_sinks else None
+        return grad_query, grad_key, grad_value, grad_sinks, None, None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.activations import GELUTanh
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -67,6 +68,12 @@ def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 def offset_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     """Return (1 + w) * x / sqrt(mean(x^2) + epsilon) in fp32, then rounded, as Gemma does."""
     output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 1.0, "gemma", False)
+    return output_XH
+
+
+def wide_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
+    """Return w * x / sqrt(mean(x^2) + epsilon) in fp32, then rounded, as gpt-oss does."""
+    output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 0.0, "gemma", False)
     return output_XH
 
 
@@ -188,6 +195,7 @@ def _is_inner_narrow(mlp: Any) -> bool:
 
 FUSIONS: tuple[Fusion, ...] = (
     fusion_of(LlamaRMSNorm.forward, partial(llama_norm, rms_norm), _is_narrow),
+    fusion_of(GptOssRMSNorm.forward, partial(llama_norm, wide_rms_norm), _is_narrow),
     fusion_of(GemmaRMSNorm.forward, _offset_norm, _is_gemmas),
     fusion_of(
         LlamaMLP.forward,

@@ -29,6 +29,7 @@ from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.files import plain_name
 from plimsoll.model.logit_chunks import LogitForm
+from plimsoll.model.routers import Routing
 from plimsoll.model.sending import send
 from plimsoll.model.shards import PackShare, Shard, share_pack
 from plimsoll.model.token_logprobs import (
@@ -123,12 +124,14 @@ def at_marks(pack: Pack) -> Ints:
 class PackTensors:
     """A `records.Pack` on a device; that class describes the fields, with a worked example.
 
-    All tensors are int64 except cu_loss_tokens [S + 1], which is int32.
+    All tensors are int64 except cu_loss_tokens [S + 1], which is int32, and those of `routing`.
 
     Attributes:
         predictors: `predictor_L` in host memory.
+        routing: The experts that the sampler took, if the model is to take them too.
         share: What this rank computes of the pack, if several share it: then tokens, positions,
-            layout and `predictor_L` are its own (`divide`). None: they are the whole pack's.
+            layout, `predictor_L` and routing are its own (`divide`). None: they are the whole
+            pack's.
     """
 
     tokens_T: Tensor
@@ -138,6 +141,7 @@ class PackTensors:
     targets_L: Tensor
     cu_loss_tokens: Tensor
     predictors: Ints
+    routing: Routing | None = None
     share: PackShare | None = None
 
     @classmethod
@@ -168,9 +172,12 @@ class PackTensors:
             "cu_loss_tokens": pack.cu_loss_tokens,
         }
         own = {**arrays, **layout_arrays(pack.cu_seqlens, pack.shared_S)}
+        own |= {"routing_T": pack.routing_T}
         sent = send({**own, **columns}, device)
         layout = PackLayout.over(pack.cu_seqlens, pack.shared_S, sent)
-        tensors = cls(layout=layout, predictors=predictors, **{name: sent[name] for name in arrays})
+        routing = Routing(sent["routing_T"]) if "routing_T" in sent else None
+        of_pack = {"layout": layout, "predictors": predictors, "routing": routing}
+        tensors = cls(**of_pack, **{name: sent[name] for name in arrays})
         return tensors, {column: sent[column] for column in columns}
 
     def divide(self, shard: Shard | None) -> PackTensors:
@@ -184,6 +191,7 @@ class PackTensors:
             positions_T=part.take(self.positions_T),
             layout=part.layout,
             predictor_L=part.predictor_L,
+            routing=None if self.routing is None else self.routing.divide(part),
             share=part,
         )
 
@@ -280,6 +288,8 @@ class PolicyModel(nn.Module):
         own = pack.divide(self.shard)
         with add_noise(self.lm.get_input_embeddings(), noise, own.share):
             states_L_H = predictor_states(self.lm, own)
+        if own.routing is not None:
+            own.routing.add_up()
         match output := head(states_L_H, own.own_targets_L, entropy, lesson):
             case TokenLogprobs(logprobs_L, entropy_L):
                 if entropy_L is not None:
@@ -320,6 +330,7 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
         position_ids=pack.positions_T[None],
         use_cache=False,
         layout=pack.layout,
+        **({} if pack.routing is None else {"routing": pack.routing}),
     ).last_hidden_state
     states_L_H: Tensor = hidden_1TH[0].index_select(0, pack.predictor_L)
     return states_L_H

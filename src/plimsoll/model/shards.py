@@ -123,10 +123,10 @@ class PackShare:
     place_L: Tensor
     most: int
 
-    def take(self, rows_T: Tensor) -> Tensor:
-        """Return the shard's rows of a tensor with a row for each token; the fill has zeros."""
+    def take(self, rows_T: Tensor, fill: int = 0) -> Tensor:
+        """Return the shard's rows of a tensor with a row for each token; `fill` is in the fill."""
         fills = [0, 0] * (rows_T.ndim - 1) + [0, self.rows - len(rows_T)]
-        filled = pad(rows_T, fills)
+        filled = pad(rows_T, fills, value=fill)
         return torch.cat([filled[rows] for rows in self.ranges])
 
     def whole(self, own: Tensor) -> Tensor:
@@ -282,7 +282,11 @@ class HeadExchange(NamedTuple):
     def __call__(self, kernel: Kernel, pack: Attended) -> Tensor:
         """Compute attention; `pack` and the result have the rank's own rows."""
         query, key, value = self._swap_in(pack)
-        output_THD = kernel(replace(pack, query=query, key=key, value=value))[0]
+        sinks = pack.sinks
+        if sinks is not None:
+            sinks = sinks.unflatten(0, (self.shard.count, -1))[self.shard.index]
+        inner = replace(pack, query=query, key=key, value=value, sinks=sinks)
+        output_THD = kernel(inner)[0]
         blocks = output_THD.flatten(1).unflatten(0, (self.shard.count, -1))
         back: Tensor = _Swap.apply(blocks, self.shard)  # [ranks, own T, a rank's heads * D]
         return back.transpose(0, 1).flatten(1).unflatten(1, (-1, output_THD.shape[2]))[None]

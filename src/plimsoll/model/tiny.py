@@ -41,7 +41,7 @@ A tool answers as a user, and is described in one line, for models that cannot r
 """
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3"]
+Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "gpt_oss"]
 
 
 def tiny_config(
@@ -61,7 +61,8 @@ def tiny_config(
 
     If `tied` is set, the output head is the embedding. A sliding-window layer sees `window` tokens;
     None for no window. All layers of Mistral have a window, and every second layer of the other
-    families that have windows; Llama, Qwen3 and Gemma ignore it.
+    families that have windows; Llama, Qwen3 and Gemma ignore it. Each token of gpt-oss passes 2 of
+    4 experts.
     """
     common: dict[str, Any] = {
         "vocab_size": vocab,
@@ -92,6 +93,13 @@ def tiny_config(
         "gemma": head,
         "gemma2": gemma,
         "gemma3": gemma,
+        "gpt_oss": {
+            **head,
+            "layer_types": alternate,
+            "sliding_window": window or max_positions,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
     }
     model_type = "gemma3_text" if family == "gemma3" else family
     fields = common | family_fields.get(family, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,26 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
     elif not scores and saved_as.endswith("ForSequenceClassification"):
         why = f"It is a reward model ({saved_as}): its head gives scores."
         yield invalid(key, show(path), why, "a language model, such as the one that it began as")
+
+
+MXFP4 = (
+    "Its experts are in MXFP4, codes of 4 bits that no gradient can change.",
+    "a copy in bfloat16: load it in transformers with `quantization_config="
+    "Mxfp4Config(dequantize=True)`, and save it with `save_original_format=False`",
+)
+"""Why a checkpoint of gpt-oss as it is published cannot be trained, and what to give instead."""
+
+
+def is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json describes weights in MXFP4."""
+    quantization = config.get("quantization_config")
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
+
+
+def check_codes(key: str, path: str) -> Iterator[Problem]:
+    """Yield a problem if a local model's weights are in MXFP4; `key` is the key of the path."""
+    if is_mxfp4(_read_object(Path(path, "config.json"))):
+        yield invalid(key, show(path), *MXFP4)
 
 
 def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:

@@ -125,4 +125,4 @@ def _renumber(pack: Pack, numbers: Ints) -> Pack:
 def _sample(trajectory: Trajectory) -> Sample:
     prompt, response = trajectory.prompt.tokens, trajectory.response_tokens
     loss_mask = np.concatenate([np.zeros(len(prompt), np.bool_), trajectory.loss_mask])
-    return Sample(np.concatenate([prompt, response]), loss_mask)
+    return Sample(np.concatenate([prompt, response]), loss_mask, trajectory.routing)

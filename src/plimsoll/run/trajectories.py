@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from plimsoll.records import (
     SAMPLER_LOGPROBS,
     WEIGHT_VERSIONS,
     Column,
+    ExpertNumbers,
     Prompt,
     RewardPart,
     Trajectory,
@@ -52,7 +54,9 @@ _BRANCH = {
 
 They are those of the arrays: Arrow takes 80 times as long to convert one list of many.
 """
-_BRANCHES = pa.list_(pa.struct([*_BRANCH.items(), ("turns", _TURNS)]))
+_ROUTING = "routing"
+"""Additional column in runs that keep the engine's experts: NumPy's file of a branch's array."""
+_BRANCHES = pa.list_(pa.struct([*_BRANCH.items(), ("turns", _TURNS), (_ROUTING, pa.binary())]))
 _EPISODE = ["environment", "turns", "figures", "earlier"]
 """Additional columns in runs with environments."""
 _VALUE = "reference_value"
@@ -148,6 +152,7 @@ def _optional_columns(ts: Sequence[Trajectory]) -> list[str]:
         _VALUE: any(t.prompt.reference_value is not None for t in ts),
         "turns": any(t.turns for t in ts),  # and with them the others of episodes
         "earlier": any(t.earlier for t in ts),
+        _ROUTING: any(t.routing is not None for t in ts),
     }
     return [*rewards, *(name for name, is_there in others.items() if is_there)]
 
@@ -182,6 +187,8 @@ def _table(step: int, ts: Sequence[Trajectory], optional: Sequence[str]) -> pa.T
             "turns": pa.array([[asdict(turn) for turn in t.turns] for t in ts], _TURNS),
             "figures": pa.array([json.dumps(dict(t.figures)) for t in ts], pa.string()),
         }
+    if _ROUTING in optional:
+        columns[_ROUTING] = pa.array([branch[_ROUTING] for branch in last], pa.binary())
     if "earlier" in optional:
         columns["earlier"] = pa.array([[*map(_branch, t.earlier)] for t in ts], _BRANCHES)
     return pa.table(columns)
@@ -210,9 +217,23 @@ def _branch(t: Trajectory) -> dict[str, Any]:
         "tokens": t.response_tokens,
         "loss_mask": np.ascontiguousarray(t.loss_mask),
         "finish_reason": t.finish_reason,
+        _ROUTING: _to_file(t.routing),
         **{column.name: np.ascontiguousarray(array) for column, array in t.columns.items()},
         "turns": [asdict(turn) for turn in t.turns],
     }
+
+
+def _to_file(array: ExpertNumbers | None) -> bytes | None:
+    """Return the bytes of NumPy's file of an array, which `_from_file` reads."""
+    if array is None:
+        return None
+    file = BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def _from_file(content: bytes | None) -> ExpertNumbers | None:
+    return None if content is None else np.load(BytesIO(content), allow_pickle=False)
 
 
 def _mean_advantage(trajectory: Trajectory) -> float | None:
@@ -290,7 +311,7 @@ def _read_trajectories(path: Path, columns: Collection[Column]) -> list[Trajecto
             f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
             "wrote it, which did not keep them. Give the run.directory of a newer run."
         )
-    wanted = (_VALUE, _ROW, *_EPISODE, *(column.name for column in columns))
+    wanted = (_VALUE, _ROW, *_EPISODE, _ROUTING, *(column.name for column in columns))
     read = dict.fromkeys([*_WHOLE, *(name for name in wanted if name in names)])
     # Batch by batch: as Python's object a number takes some 36 bytes.
     batches = read_bounded(path, [*read]).to_batches()
@@ -325,6 +346,7 @@ def _trajectory(row: Mapping[str, Any], columns: Collection[Column] = SAMPLED) -
         rewards=tuple(RewardPart(**part) for part in row["parts"]),
         turns=tuple(Turn(**turn) for turn in row.get("turns", ())),
         figures=json.loads(row.get("figures", "{}")),
+        routing=_from_file(row.get(_ROUTING)),
         earlier=tuple(
             _trajectory({**branch_row, **branch}, columns) for branch in row.get("earlier") or ()
         ),

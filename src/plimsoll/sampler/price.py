@@ -249,7 +249,7 @@ def trajectory_bytes(sampling: Sampling) -> int:
     return 4 + _NUMBER + _TEXT + (1 + 4 if in_parts else 0) + rewards
 
 
-def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool) -> Item:
+def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool, routing: int = 0) -> Item:
     """Return what the process that runs the loop holds of a step's trajectories.
 
     Args:
@@ -257,6 +257,7 @@ def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool) -> Item
         sampling: what a step samples.
         in_store: whether to return what Ray's object store on its node holds beside it: text that
             engines sent, the packs, and the columns of a loss.
+        routing: bytes of the experts of a token that engines return.
     """
     longest, _ = spec.longest_sequence(held_out=False)
     roles = [r for r in spec.roles.values() if r.column]
@@ -266,12 +267,14 @@ def step_item(spec: RunSpec[Any], sampling: Sampling, *, in_store: bool) -> Item
     if in_store:
         columns += 1  # the sampler's log-probs
         each, words = _TEXT + _PACKED + _NUMBER * columns, "text, pack and"
+    each += 2 * routing  # of the trajectory, and of the pack
     size, source = each * longest * sampling.sequences, "records.py: Trajectory, Pack; rl/batch.py"
     formula = f"{each} bytes ({words} {columns} columns) x {longest:,} tokens x "
     formula += f"{sampling.sequences:,} trajectories"
     name = "a step's data in the object store" if in_store else "a step's data"
     if spec.run.keep_trajectories.are_written and not in_store:
         rows, each = min(ROWS_OF_A_GROUP, sampling.sequences), _WRITTEN + _NUMBER * columns
+        each += 2 * routing  # as NumPy's file, and in Arrow's table
         size += each * longest * rows
         formula += f" + {each} bytes x {longest:,} tokens x {rows} rows being written"
     return Item("process", "processes", name, "host", "process", size, formula, source)
@@ -291,7 +294,7 @@ def estimating_item(spec: RunSpec[Any], sampling: Sampling) -> Item:
     return Item("process", "processes", name, "host", "process", size, formula, source)
 
 
-def waiting_item(sampling: Sampling, longest: int) -> Item | None:
+def waiting_item(sampling: Sampling, longest: int, routing: int = 0) -> Item | None:
     """Return the groups that wait in the host memory of the process that runs the loop, or None.
 
     Only a run that samples while it learns has them.
@@ -299,10 +302,11 @@ def waiting_item(sampling: Sampling, longest: int) -> Item | None:
     Args:
         sampling: what a step samples.
         longest: the most tokens of a trajectory.
+        routing: see `step_item`.
     """
     if sampling.rollout.staleness == 0:
         return None
-    batches, each = sampling.rollout.staleness + 1, trajectory_bytes(sampling)
+    batches, each = sampling.rollout.staleness + 1, trajectory_bytes(sampling) + routing
     size = batches * sampling.sequences * longest * each
     formula = f"{each} bytes x {longest:,} tokens x {sampling.sequences:,} trajectories x "
     formula += f"{batches} batches (rollout.staleness + 1)"

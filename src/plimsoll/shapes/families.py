@@ -5,7 +5,7 @@ traits of its code (`Traits`), and its linears. A linear is a list of four: the 
 module's name, inputs, outputs, and whether it has a bias (true, false, or a field of config.json
 that says so). The linears of a family follow its model in transformers
 (models/<family>/modeling_<family>.py). transformers does not have `qwen`; its linears follow
-modeling_qwen.py from the published model. Experts have one entry each, as in the published weights.
+modeling_qwen.py from the published model. An expert has the matrices of the published weights.
 Routers are not linear layers in transformers, so adapters and quantisation do not apply to them.
 """
 
@@ -34,6 +34,9 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = parse_json(
     files("plimsoll.shapes").joinpath("families.json").read_text("utf-8")
 )
 """The families that the plan knows, as families.json describes them."""
+
+ROUTED_FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss")
+"""The mixtures of experts whose routers take a sampler's experts (model/routers.py)."""
 
 _ANY = {"head_dim": None, "sliding_window": None, "tie_word_embeddings": False}
 """Defaults of every family."""
@@ -396,7 +399,7 @@ def _has_bias(fields: Fields, biased: bool | str) -> bool:
 def _other_tensors(
     sizes: Sizes, experts: Experts, traits: Traits, latent: Latent | None
 ) -> Iterator[ParameterTensors]:
-    """Yield the weights of norms (a layer norm has a bias, too) and of routers."""
+    """Yield the weights of norms (a layer norm has a bias, too), routers and attention sinks."""
     vectors = 2 if traits.norms == "layer" else 1
     per_layer = 4 if traits.post_norms else 1 if traits.parallel else 2
     norms = vectors * (per_layer * sizes.layers + 1)
@@ -404,6 +407,10 @@ def _other_tensors(
     if experts.number:
         router = experts.number * sizes.hidden
         yield ParameterTensors(router, router * experts.layers)
+    if traits.clamped_experts:  # their router has a bias
+        yield ParameterTensors(experts.number, experts.number * experts.layers)
+    if traits.sinks:
+        yield ParameterTensors(sizes.heads, sizes.heads * sizes.layers)
     for width in filter(None, (latent.width, latent.queries) if latent else ()):
         yield ParameterTensors(width, width * sizes.layers)
     if traits.query_norms:

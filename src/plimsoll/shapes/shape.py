@@ -54,6 +54,9 @@ class Traits:
             added at the end.
         rotary_tables: the number of pairs of rotary tables.
         fp32_routing: experts' outputs are multiplied by fp32 weights, and so become fp32.
+        clamped_experts: experts clamp gates and ups, which alternate in one tensor, and they and
+            their router have biases; the router's softmax is over the chosen experts alone.
+        sinks: attention has sinks (`model.sinks`).
     """
 
     norms: Literal["rms", "rms_fp32", "layer"] = "rms"
@@ -62,6 +65,8 @@ class Traits:
     parallel: bool = False
     rotary_tables: int = 1
     fp32_routing: bool = False
+    clamped_experts: bool = False
+    sinks: bool = False
 
 
 PLAIN = Traits()
@@ -172,6 +177,17 @@ class ModelShape:
         return sum(tensors.parameters for tensors in self.other_tensors)
 
     @property
+    def routers(self) -> ParameterTensors:
+        """The routers, which have a row for each expert; 0 elements if every layer is dense."""
+        experts = max((each.count for each in self.linears if each.stacked > 1), default=0)
+        return ParameterTensors(self.hidden * self.experts, self.hidden * experts)
+
+    @property
+    def routing_bytes(self) -> int:
+        """The bytes of the numbers of a token's experts in all layers (`records.ExpertNumbers`)."""
+        return self.layers * self.experts_per_token * (1 if self.experts <= 255 else 2)
+
+    @property
     def parameters(self) -> int:
         """The parameters of the causal language model; tied tensors count once."""
         return sum(tensors.parameters for tensors in parameter_tensors(self))
@@ -200,7 +216,9 @@ class ModelShape:
 
     @property
     def unstacked(self) -> ModelShape:
-        """The shape with each expert's matrix as a tensor, as in files of described families."""
+        """The shape with tensors as in a described family's files: most have each expert alone."""
+        if self.traits.clamped_experts:
+            return self
         return replace(self, linears=tuple(replace(each, stacked=1) for each in self.linears))
 
     @property
@@ -229,7 +247,8 @@ def _linear_tensors(linear: Linear) -> tuple[ParameterTensors, ...]:
     weights = ParameterTensors(matrix * linear.stacked, matrix * linear.count)
     if not linear.bias:
         return (weights,)
-    return (weights, ParameterTensors(linear.outputs, linear.outputs * linear.count))
+    biases = ParameterTensors(linear.outputs * linear.stacked, linear.outputs * linear.count)
+    return (weights, biases)
 
 
 def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: bool = False) -> int:

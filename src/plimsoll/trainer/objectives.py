@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -291,9 +291,11 @@ class PolicyObjective:
             columns=sent,
         )
         inputs = PolicyObjectiveInputs(policy, entropy_L)
-        return policy_objective(
+        output = policy_objective(
             inputs, micro_batch.counts, self.terms, self._loss, self._correction
         )
+        rerouted = {} if pack.routing is None else pack.routing.metrics()
+        return replace(output, metrics={**output.metrics, **rerouted})
 
     @cached_property
     def _loss(self) -> Callable[[PolicyObjectiveInputs], TokenLoss]:

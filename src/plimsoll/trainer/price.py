@@ -168,6 +168,7 @@ def trained_role(
     traits = role.head, device, entropy, role_work.scaled, role_work.capability
     form = activation_form(settings.model, settings.adapter, shape, *traits)
     form = form if teacher is None else replace(form, head=teacher)
+    form = replace(form, trains_routers=settings.freeze != "router")
     return (
         *state_items(role, trained.tensors, role_work.moments),
         *activation_items(name, shape, work, form, phase),

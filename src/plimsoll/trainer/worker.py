@@ -38,6 +38,7 @@ from plimsoll.model.policy import (
     ValueModel,
     before_learned,
 )
+from plimsoll.model.routers import follow_sampler, freeze_routers
 from plimsoll.model.shards import open_shard
 from plimsoll.process.threads import call_in_background
 from plimsoll.records import BatchCounts, Floats, Pack, PackColumns
@@ -220,8 +221,12 @@ class Worker:
             self._engines[name] = build.frozen(module, role, self._place)
         else:
             assert not isinstance(module, TeacherModel), "a teacher is frozen"
+            if head == "policy":
+                follow_sampler(module.lm)
             if role.adapter is not None:
                 add_adapter(module, role.adapter, role.model.path, seed)
+            if role.freeze == "router":
+                freeze_routers(module)
             self._engines[name] = build.trained(module, role, self._place)
         self._sources[name], self._seeds[name] = role, seed
         if device.type == "cpu":
@@ -425,8 +430,16 @@ class Worker:
         """Yield the packs, and count each as ended when the next is asked for."""
         for number, pack in enumerate(packs):
             self._pack = number
-            yield pack
+            yield pack if self._takes_routing else replace(pack, routing_T=None)
             self.ends += 1
+
+    @property
+    def _takes_routing(self) -> bool:
+        """Whether the role at work computes with the experts that the sampler took: the actor."""
+        role = self._busy_with
+        assert role is not None
+        learns = isinstance(self._sources.get(role), TrainedRole)
+        return learns and isinstance(self._engines[role].module, PolicyModel)
 
     def weight_plan(
         self,

@@ -111,6 +111,21 @@ CASES = [
         "--rollout.vllm.adapter=merged",
     ),
     (
+        "--rollout.routing=sampled --rollout.transformers={} --rollout.vllm=null",
+        "rollout.routing: sampled",
+        "--rollout.routing=live",
+    ),
+    (
+        "--rollout.routing=sampled --rollout.vllm.pipeline_parallel=2",
+        "rollout.vllm.pipeline_parallel",
+        "--rollout.vllm.pipeline_parallel=1",
+    ),
+    (
+        "--rollout.routing=sampled --rollout.vllm.arguments={enable_prefix_caching: false}",
+        "enable_prefix_caching",
+        "--rollout.vllm.arguments={}",
+    ),
+    (
         "--rollout.staleness=1 --algorithm.advantage.name=remax",
         "algorithm.advantage: remax",
         "--algorithm.advantage.name=rloo",

@@ -170,6 +170,13 @@ def test_a_command_shows_every_key_and_loads(name: str, verl: Verl, tmp_path: Pa
     assert (config.job, values) == (job, plain(expected))
 
 
+@pytest.mark.parametrize(("given", "routing"), [("True", "sampled"), ("False", None)])
+def test_router_replay(given: str, routing: str | None, verl: Verl) -> None:
+    config = verl(f"{BASES['ppo']} {R}.enable_rollout_routing_replay={given}")
+    assert at(config, "rollout.routing") == routing
+    assert "enable_rollout_routing_replay" not in str(about(config, "lacking"))
+
+
 def test_sft(verl: Verl) -> None:
     config = verl(
         "data.train_files=d/train.parquet data.micro_batch_size_per_gpu=4 optim.lr=1e-4 "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -194,3 +196,35 @@ def test_a_split_keeps_pairs_together_and_fills_up_the_other_rank() -> None:
     assert [made.samples_S.tolist() for made in parts] == [[0, 1], [2, 3]]
     assert [made.samples_S.tolist() for made in filled] == [[0], [-1]]
     assert split_packs([left, right], 16, unit=2) == [left, right]
+
+
+def routed(sample: Sample, first: int, missing: int) -> Sample:
+    """Return the sample with an expert of its own for each token but the last `missing` ones."""
+    rows = np.arange(first, first + len(sample.tokens) - missing, dtype=np.uint8)
+    return replace(sample, routing=rows[:, None, None])
+
+
+def numbers(made: Pack) -> list[int]:
+    assert made.routing_T is not None and made.routing_T.shape == (made.tokens, 1, 1)
+    return [int(number) for number in made.routing_T.ravel()]
+
+
+def test_experts_follow_their_tokens() -> None:
+    """Shared tokens have their leader's; a token without any has 255. A filler has none."""
+    samples, group_S = of_groups([(2, [1, 2]), (1, [2])])
+    samples = [routed(samples[0], 0, 1), routed(samples[1], 10, 1), samples[2]]
+    [[made]] = pack_groups(samples, group_S, ranks=1, budget=20)
+    assert made.samples_S.tolist() == [0, 1, 2] and made.shared_S.tolist() == [0, 2, 0]
+    assert numbers(made) == [0, 1, 255, 12, 255, 255, 255, 255]
+    [[first, second, third]] = split_packs([[made]], 4, 1)
+    assert numbers(first) == [0, 1, 255]
+    assert numbers(second) == [0, 1, 12, 255]  # with the prompt of the leader
+    assert numbers(third) == [255, 255, 255]
+    filled = pack_groups(samples[:1], [0], ranks=2, budget=20)
+    assert [rank[0].routing_T is None for rank in filled].count(True) == 1
+
+
+def test_many_experts_have_wider_numbers() -> None:
+    sample = prompted([1, 2], [3])
+    wide = replace(sample, routing=np.full((2, 1, 1), 300, np.int16))
+    assert numbers(pack_one([wide], [0])) == [300, 300, -1]

@@ -41,6 +41,23 @@ def test_what_is_sampled_and_what_is_put_between_stand_in_their_order() -> None:
     assert (trajectory.response_text, trajectory.sample_index) == ("said [3]", 4)
 
 
+def test_tokens_keep_the_experts_with_which_the_next_ones_were_sampled() -> None:
+    """The second request reads five tokens of the branch and an answer; it says what the last
+    token of the first turn took, and what the answer did."""
+
+    def taken(tokens: list[int], first: int, count: int) -> Trajectory:
+        rows = np.arange(first, first + count, dtype=np.uint8)[:, None, None]
+        return replace(answer(tokens), routing=rows)
+
+    first = Conversation(prompt()).add_sampled(taken([5, 6], 0, 3))
+    second = first.add_answer("tool", [7, 8], "so").add_sampled(taken([3], 10, 6))
+    assert second.routing is not None
+    assert second.routing.ravel().tolist() == [0, 1, 2, 13, 14, 15]
+    built = build_trajectory([first, second], 0, "stop", None, {})
+    assert built.routing is second.routing and built.earlier[0].routing is first.routing
+    assert two_turns().routing is None
+
+
 def test_the_next_turn_is_asked_for_after_all_that_was_said() -> None:
     assert two_turns().all_tokens.tolist() == [1, 2, 5, 6, 7, 8, 9, 3]
 

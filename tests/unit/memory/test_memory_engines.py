@@ -18,6 +18,7 @@ from plimsoll.sampler.vllm.holdings import (
     cpu_items,
     least_cpu_cache,
     least_share,
+    routing_items,
 )
 from plimsoll.sampler.vllm.sampler import VllmSampler, unpriced, vllm_sampler
 from plimsoll.shapes.known_models import read_shape
@@ -175,6 +176,23 @@ def test_an_engine_makes_room_for_an_adapter_around_every_layer() -> None:
     assert halves == 2 * 16 * 28 * (attention + 3 * (1536 + 4480))
     assert sampler().adapter_room == 0
     assert "room for an adapter" in held_at(cpu_items(beside, MOMENTS), TRAINING)
+
+
+def test_an_engine_keeps_the_experts_that_it_takes_beside_its_cache() -> None:
+    """Qwen3-30B-A3B: 48 layers of 8 experts, whose numbers vLLM writes in 4 bytes and keeps in 1;
+    its keys and values are 48 x 2 x 4 x 128 numbers."""
+    mixture = sampler(shape=read_shape("Qwen/Qwen3-30B-A3B"), memory_share=0.9)
+    routed = replace(mixture, rollout=mixture.rollout.model_copy(update={"routing": "sampled"}))
+    held = held_at(routing_items(routed, "cuda", CARD, MOMENTS), SAMPLING)
+    cached = card_share(mixture, CARD).kv_cache // (2 * 48 * 2 * 4 * 128)
+    assert held == {
+        "experts taken": 4 * 384 * mixture.batched_tokens,
+        "experts of cached tokens": 384 * cached,
+    }
+    assert cached > 0
+    on_cpu = held_at(routing_items(routed, "cpu", 0, MOMENTS), SAMPLING)
+    assert on_cpu == {"experts of cached tokens": 2 * 384 * 1024 * 256}
+    assert [*routing_items(mixture, "cuda", CARD, MOMENTS)] == []
 
 
 def test_an_engine_whose_weights_do_not_fit_its_share_still_adds_up_to_it() -> None:

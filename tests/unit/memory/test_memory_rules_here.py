@@ -153,6 +153,21 @@ def test_a_vllm_whose_tokens_have_no_versions(
         assert found["staleness-labels"].is_conflict
 
 
+MIXTURE = {"actor.model.path": "Qwen/Qwen3-30B-A3B", "rollout.routing": "sampled"}
+
+
+def test_a_vllm_that_returns_no_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "sampled-routing" not in conflicts("ppo", MIXTURE, here=HERE)  # the installed one
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = conflicts("ppo", MIXTURE, here=HERE)["sampled-routing"]
+    assert found.is_conflict and "setup-vllm" in found.fix
+    elsewhere = MIXTURE | {"cluster.address": "head:6379"}
+    assert "sampled-routing" not in conflicts("ppo", elsewhere, here=HERE)
+
+
 def test_the_installed_vllm_labels_tokens() -> None:
     assert "staleness-labels" not in conflicts("ppo", STALE, here=HERE)
 

@@ -83,6 +83,18 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", {**GLM, **LATENT, "attention_bias": True}),
     ("deepseek_v3", {**GLM, **LATENT}),
     ("deepseek_v3", {**GLM, **LATENT, "q_lora_rank": None, "attention_bias": True}),
+    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}),
+    (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "attention_bias": False,
+            "layer_types": TYPES,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+        },
+    ),
     ("phi", {}),
     ("phi", {"qk_layernorm": True, "tie_word_embeddings": True}),
     ("phi3", {"sliding_window": 16}),
@@ -125,7 +137,8 @@ def _check_against_transformers(config: dict[str, Any], shape: ModelShape) -> No
         shape.embedding_parameters + shape.head_parameters
     )
     assert _shape_groups(shape) == _linear_groups(model)
-    assert sum(x.parameters for x in shape.linears if x.stacked > 1) == stacks
+    experts = (x for x in shape.linears if x.stacked > 1)
+    assert sum(x.count * x.inputs * x.outputs for x in experts) == stacks
     assert shape.largest_parameter == max(sizes)
     for threshold in sorted({0, *sizes, 100_000}):
         assert small_parameters(shape, threshold) == sum(n for n in sizes if n <= threshold)
@@ -235,6 +248,8 @@ PUBLISHED = {
     "DeepSeek-V2": 235_741_434_880,
     "DeepSeek-V2-Lite": 15_706_484_224,
     "DeepSeek-V3": 671_026_419_200 - 58 * 256,  # routers' biases, which are buffers
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "gemma-2-2b": 2_614_341_888,

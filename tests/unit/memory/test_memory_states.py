@@ -6,10 +6,15 @@ import re
 from dataclasses import replace
 
 import pytest
+from decided import decided_model, decided_role
 from hypothesis import given
 from hypothesis import strategies as st
 from some_roles import ACTOR, CRITIC, REFERENCE
 
+from plimsoll.config.engine import AdapterConfig, TrainedRole
+from plimsoll.model.price.form import trained_parameters
+from plimsoll.resolve.roles import HeadKind
+from plimsoll.shapes.known_models import find_shape
 from plimsoll.timeline.items import (
     Moment,
     Tensors,
@@ -18,7 +23,7 @@ from plimsoll.timeline.items import (
     pinned_block,
     state_items,
 )
-from plimsoll.trainer.zero.settings import Counts, ZeroSizes
+from plimsoll.trainer.zero.settings import Counts, ZeroSizes, trained_counts
 from plimsoll.trainer.zero.states import zero_states
 
 MOMENTS = job_moments(
@@ -197,3 +202,43 @@ def test_streams_of_their_own_hold_what_is_on_its_way() -> None:
     assert beside["gradients to reduce"].bytes == 2 * 4 * 1000
     assert (alone["prefetch bucket"].bytes, beside["prefetch bucket"].bytes) == (1000, 4 * 1000)
     assert beside["copy to reduce"] == replace(alone["copy to reduce"], life="training")
+
+
+def test_frozen_routers_have_no_states() -> None:
+    """Qwen3-30B-A3B: 48 layers, whose routers have 128 rows of 2048."""
+    shape = find_shape("Qwen/Qwen3-30B-A3B")
+    role = decided_role(TrainedRole(model=decided_model("none", dtype="bfloat16")))
+    frozen = role.model_copy(update={"freeze": "router"})
+    routers, whole = 48 * 128 * 2048, 30_532_122_624
+    heads: dict[HeadKind, int] = {"policy": whole, "value": whole + 2048 - 151_936 * 2048}
+    for head, every in heads.items():
+        assert trained_parameters(role, shape, head) == every
+        assert trained_parameters(frozen, shape, head) == every - routers
+    counts = trained_counts(frozen, shape, "policy", SIZES)
+    assert (counts.trained, counts.frozen) == (whole - routers, routers)
+    adapted = role.model_copy(update={"adapter": AdapterConfig(targets=("q_proj",))})
+    both = adapted.model_copy(update={"freeze": "router"})
+    assert trained_counts(both, shape, "policy", SIZES) == trained_counts(
+        adapted, shape, "policy", SIZES
+    )
+    dense = find_shape("Qwen/Qwen2.5-7B")
+    assert trained_parameters(frozen, dense, "policy") == dense.parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "together"),
+    [
+        ("Qwen/Qwen3-30B-A3B", 128 * 3 * 2048 * 768 + 128 * 2048),
+        ("Qwen/Qwen3-235B-A22B", 128 * 3 * 4096 * 1536 + 128 * 4096),
+        ("Qwen/Qwen2-57B-A14B", 64 * 3 * 3584 * 2560 + 64 * 3584 + 3 * 3584 * 20_480),
+        ("Qwen/Qwen2.5-7B", 0),
+    ],
+)
+def test_stage_3_gathers_the_experts_of_a_layer_together(model: str, together: int) -> None:
+    """At least as much as that, whatever DeepSpeed's limit of what is gathered."""
+    role = decided_role(TrainedRole(model=decided_model("none", dtype="bfloat16")))
+    sizes = ZeroSizes(3, 8, 4, 1000, live=10**9, persistence=100_000)
+    counts = trained_counts(role, find_shape(model), "policy", sizes)
+    assert counts.together == together
+    live = {one.name: one.elements for one in zero_states(counts, sizes, "cuda")}
+    assert live["live parameters"] == max(10**9, together)

@@ -15,6 +15,7 @@ from transformers import (
     DeepseekV3Config,
     DogeConfig,
     ElectraConfig,
+    GraniteSWAConfig,
     LlamaConfig,
     MixtralConfig,
     NemotronConfig,
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         num_experts_per_tok=2, n_group=2, topk_group=1, q_lora_rank=8, kv_lora_rank=8,
         qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, first_k_dense_replace=1,
     ),
+    "granite_swa": lambda: GraniteSWAConfig(**GROUPED, sliding_window=4),  # has attention sinks
     "longrope": lambda: Phi3Config(
         **GROUPED, rope_parameters=LONGROPE, original_max_position_embeddings=12
     ),

@@ -27,6 +27,7 @@ from packed_cases import (
 from torch import Tensor, nn
 from transformers import GemmaConfig, LlamaConfig
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -107,21 +108,21 @@ MANY = [(32777, 128)] if HAS_CARD else []
 
 @pytest.mark.parametrize("shape", [(37, 64), (1, 19, 48), (2, 9, 4, 16), *MANY], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm])
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm, GptOssRMSNorm])
 def test_a_norm(kind: type[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     compare(a_norm(kind, shape[-1], dtype), torch.randn(shape, dtype=dtype))
 
 
-@pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm])
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm, GptOssRMSNorm])
 def test_a_frozen_norm_gets_no_gradient(kind: type[Any]) -> None:
     norm = a_norm(kind, 16, torch.float32).requires_grad_(False)
     *_, of_weight = compare(norm, torch.randn(5, 16))
     assert of_weight is None
 
 
-@pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm])
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm, GptOssRMSNorm])
 def test_an_fp32_weight_with_a_narrow_input(kind: type[Any]) -> None:
-    """Llama's result is then in fp32, Gemma's is not."""
+    """Llama's result is then in fp32, the others' are not."""
     compare(a_norm(kind, 32, torch.float32), torch.randn(11, 32, dtype=NARROW))
 
 

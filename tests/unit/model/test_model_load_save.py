@@ -25,7 +25,6 @@ from transformers import (
     DeepseekV3Config,
     Gemma3Config,
     GPT2Config,
-    GptOssConfig,
     MambaConfig,
     OPTConfig,
     PreTrainedConfig,
@@ -191,15 +190,6 @@ def test_an_unknown_factor_of_the_logits(model_path: Path) -> None:
     assert "logit_scale" in refusal(model_path)
     change_config(model_path, logit_scale=1.0)
     load_policy(model_settings(model_path), CPU)
-
-
-def test_attention_sinks_are_refused(tmp_path: Path) -> None:
-    config = GptOssConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_local_experts=2,
-        num_experts_per_tok=1, pad_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    assert "sinks" in refusal(write_config_only(tmp_path / "m", config))
 
 
 def test_varlen_needs_cuda(model_path: Path) -> None:

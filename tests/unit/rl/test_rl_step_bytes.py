@@ -6,6 +6,7 @@ import gc
 import pickle
 import tracemalloc
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -120,3 +121,48 @@ def test_a_steps_bytes_are_those_of_the_plan(changes: Mapping[str, Any], tmp_pat
     sent = [packs, [t.response_text for t in sampled], [cut(of_loss, pack) for pack in packs]]
     planned = step_item(spec, spec.sampling, in_store=True).bytes
     assert len(pickle.dumps(sent)) <= planned * 1.05
+
+
+def test_experts_that_engines_return(tmp_path: Path) -> None:
+    """4 layers of 8 experts for each token: in trajectories, in packs, and in rows that are written
+    as NumPy's files, which Python holds beside Arrow's table of them."""
+    routing = 32
+    batch = {"prompts": 4, "responses": GROUP, "micro_batch_tokens": 20_000}
+    config = {
+        "run": {"directory": "runs/x", "steps": 2},
+        "data": {"train": {"path": "x.jsonl", "prompt": "p"}, "max_tokens": PROMPT},
+        "batch": batch,
+        "actor": ROLE,
+        "rewards": {"length": {"name": "length"}},
+        "rollout": {"sampling": {"max_new_tokens": RESPONSE}, "routing": "sampled"},
+        "algorithm": {"advantage": {"name": "grpo"}},
+    }
+    spec = spec_of(RlConfig.model_validate(config))
+    assert spec.sampling is not None
+    rng = np.random.default_rng(0)
+    plain = episodes(4)
+    tracemalloc.start()
+    shape = PROMPT + RESPONSE - 1, 4, 8
+    sampled = [replace(t, routing=rng.integers(0, 128, shape, dtype=np.uint8)) for t in plain]
+    packed = pack_batch(sampled, spec, 2, 2, 1)
+    gc.collect()
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    without = pack_batch(plain, spec, 2, 2, 1)
+    sent = [
+        pickle.dumps([s, *(mini.packs for mini in p.minis)])
+        for s, p in ((sampled, packed), (plain, without))
+    ]
+
+    def planned(in_store: bool) -> int:
+        assert spec.sampling is not None
+        whole, bare = (
+            step_item(spec, spec.sampling, in_store=in_store, routing=each).bytes
+            for each in (routing, 0)
+        )
+        return whole - bare
+
+    written = written_bytes(tmp_path, sampled) - written_bytes(tmp_path, plain)
+    ids = 4 * (PROMPT + RESPONSE) * len(sampled)
+    assert held + 2 * written == pytest.approx(planned(in_store=False) + ids, rel=0.05)
+    assert len(sent[0]) - len(sent[1]) == pytest.approx(planned(in_store=True), rel=0.05)

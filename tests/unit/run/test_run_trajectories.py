@@ -38,9 +38,11 @@ from plimsoll.records import (
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
 from plimsoll.run.trajectories import (
+    from_bytes,
     iter_bounded,
     read_trajectories,
     row_groups_of,
+    to_bytes,
     write_trajectories,
 )
 
@@ -63,6 +65,22 @@ def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
 
 def floats(*values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.array(values, np.float32)
+
+
+def test_experts_are_written_and_read_if_there_are_any(tmp_path: Path) -> None:
+    few = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    many = np.full((2, 1, 2), 300, np.int16)
+    first, second, third = (trajectory(7, i, [11, 12]) for i in range(3))
+    step = [replace(first, routing=few, earlier=(replace(second, routing=many),)), third]
+    write_trajectories(tmp_path / "step.parquet", 1, step)
+    read = read_trajectories(tmp_path / "step.parquet")
+    for found in (read, from_bytes(to_bytes(step))):
+        [branch] = found[0].earlier
+        for own, want in ((found[0].routing, few), (branch.routing, many)):
+            assert own is not None and own.dtype == want.dtype and np.array_equal(own, want)
+        assert found[1].routing is None
+    write_trajectories(tmp_path / "plain.parquet", 1, [third])
+    assert "routing" not in pq.read_schema(tmp_path / "plain.parquet").names
 
 
 def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:

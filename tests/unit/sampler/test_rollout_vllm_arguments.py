@@ -40,6 +40,17 @@ def test_a_card_compiles_and_captures_graphs_and_reads_large_batches(model: str)
     assert found["max_num_batched_tokens"] == 640 and found["enforce_eager"] is True
 
 
+@pytest.mark.parametrize(("device", "asked"), [("cuda", True), ("cpu", None)])
+def test_a_card_is_asked_for_the_experts_that_it_takes(
+    model: str, device: str, asked: bool | None
+) -> None:
+    """On the CPU they are recorded beside vLLM (sampler/vllm/routing.py)."""
+    rollout = RolloutConfig(dtype="bfloat16", routing="sampled").with_engine(VllmConfig())
+    found = _arguments(EngineSpec(0, model, 64, 1, device, rollout))
+    assert found.get("enable_return_routed_experts") is asked
+    assert "enable_return_routed_experts" not in arguments(model, device, VllmConfig())
+
+
 def test_a_cpu_is_left_its_own_batches(model: str) -> None:
     found = arguments(model, "cpu", VllmConfig())
     assert "max_num_batched_tokens" not in found and found["enforce_eager"] is True

@@ -248,14 +248,22 @@ def _step(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     if sampling is None or not (loops or (process.kind == "ray" and process.index == 0)):
         return
     if job.spec.trained:
-        yield Allocation(step_item(job.spec, sampling, in_store=not loops), job.steps)
+        step = step_item(job.spec, sampling, in_store=not loops, routing=routing_bytes(job))
+        yield Allocation(step, job.steps)
     if job.spec.trained and loops:
         scoring = frozenset(moment for moment in job.steps if moment.phase == "score")
         yield Allocation(estimating_item(job.spec, sampling), scoring)
     if process.kind == "controller" and job.sampler is not None:
         longest, _ = job.spec.longest_sequence(held_out=True)
-        if (waiting := waiting_item(sampling, longest)) is not None:
+        if (waiting := waiting_item(sampling, longest, routing_bytes(job))) is not None:
             yield Allocation(waiting, job.computing)
+
+
+def routing_bytes(job: PlannedJob) -> int:
+    """Return the bytes of a token's experts that engines return; 0 if they return none."""
+    sampling = job.spec.sampling
+    follows = sampling is not None and sampling.rollout.routing == "sampled"
+    return job.policy.routing_bytes if follows else 0
 
 
 _TEMPLATES = Item(
@@ -349,12 +357,31 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
     if role.frozen:
         held = frozen_role(work)
         return (*held, *_distillation(job, role)) if role.head == "states" else held
-    return trained_role(
+    held = trained_role(
         work,
         entropy=sampling is not None,
         sending=job.sending if role.sends else None,
         teacher=_teacher_head(job) if role.sends else None,
     )
+    return (*held, *_experts(job, work)) if role.sends else held
+
+
+def _experts(job: PlannedJob, work: RoleWork) -> Iterator[Allocation]:
+    """Yield the experts of a micro-batch's tokens that engines took, on the actor's device."""
+    if each := routing_bytes(job):
+        tokens = work.work.tokens
+        item = Item(
+            work.role.name,
+            "activations",
+            "experts that engines took",
+            "device" if work.device == "cuda" else "host",
+            "allocated",
+            each * tokens,
+            f"{each} bytes x {tokens:,} tokens",
+            "model/routers.py",
+        )
+        passes = ("forward", "forward_backward", "backward", "reduce")
+        yield Allocation(item, frozenset(m for m in job.moments if m.instant in passes))
 
 
 def _bucket_bytes(engines: RolloutConfig, actor: TrainedRole, shape: ModelShape) -> int:

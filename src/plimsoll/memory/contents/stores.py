@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from plimsoll.memory.contents.contents import ContentsKey, PlannedJob, contents_key
 from plimsoll.memory.contents.layout import EqualSlots, Process, Slot
-from plimsoll.model.price.form import trained_parameters
+from plimsoll.model.price.form import frozen_parameters, trained_parameters
 from plimsoll.resolve.roles import RoleName
 from plimsoll.resolve.run_spec import PHASES, Phase, RunSpec
 from plimsoll.run.readings import Footprint, Footprints
@@ -332,6 +332,7 @@ def disk_items(job: PlannedJob) -> tuple[Item, ...]:
     count = run.keep_checkpoints and run.keep_checkpoints + 1 + (run.best is not None)
     sender = job.spec.sender
     element, parameters = sender.model.element, _parameters(job, sender.name)
+    parameters += frozen_parameters(job.spec.trained[sender.name], job.shapes[sender.name])
     words = f"{element} bytes x {parameters:,} parameters"
     model = _item(sender.name, "final model", element * parameters, words)
     checkpoints = [_checkpoints(job, name, count) for name in roles]

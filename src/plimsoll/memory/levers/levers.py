@@ -402,7 +402,7 @@ _OF_THE_RUN: tuple[Lever, ...] = (
     Lever(
         keys=(_SHARDS, _MICRO_BATCH, _RANKS, _WHERE),
         words="ranks that share each pack",
-        cost="ranks that share a pack exchange it in each attention, and compute fewer side by side",
+        cost="a pack is exchanged between ranks in each attention, and fewer are computed at once",
         rank=25,
         settings=_shared_packs,
         reliefs=(Relief(("activations",), where=("device",)),),

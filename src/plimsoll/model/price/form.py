@@ -19,11 +19,17 @@ EMBEDDINGS = "embed_tokens"
 def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> int:
     """Return the number of trained parameters: all, or those of the adapter and a value head."""
     if role.adapter is None:
-        return shape.value_parameters if head == "value" else shape.parameters
+        whole = shape.value_parameters if head == "value" else shape.parameters
+        return whole - frozen_parameters(role, shape)
     whole = sum(whole_tensors(shape, role.adapter))
     return (
         adapter_parameters(shape, role.adapter) + whole + (shape.hidden if head == "value" else 0)
     )
+
+
+def frozen_parameters(role: TrainedRole, shape: ModelShape) -> int:
+    """Return the number of parameters that a role without an adapter leaves as they are."""
+    return shape.routers.parameters if role.freeze == "router" else 0
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
@@ -158,6 +164,7 @@ class ActivationForm:
         kernels: whether any kernel of sdpa on a card takes the model's dtype; else the scores of
             one sequence at a time are held, in fp32.
         mlp_tile: tokens whose MLP is computed at once; None: all of the micro-batch.
+        trains_routers: whether routers learn if all else does.
     """
 
     element: int
@@ -174,6 +181,7 @@ class ActivationForm:
     flash: bool = True
     kernels: bool = True
     mlp_tile: int | None = None
+    trains_routers: bool = True
 
     @property
     def writes_scores(self) -> bool:

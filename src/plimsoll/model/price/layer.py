@@ -210,14 +210,15 @@ class Layer:
         """The bytes of the masks of packed attention, which all layers share (model/attention.py).
 
         A sequence needs a mask if it is longer than the window, shares tokens with another, or has
-        softcapped scores. The mask has a number for each query and key. Other sequences use a
-        kernel's own causal mask.
+        softcapped scores or attention sinks. The mask has a number for each query and key. Other
+        sequences use a kernel's own causal mask.
         """
         softcapped = self.shape.softcapped
         if (self.form.attention != "sdpa" and not softcapped) or self.has_cpu_kernel:
             return 0
         in_parts = self.work.keys is not None
-        kinds = (self.work.shared > 0 or softcapped or in_parts) + self._is_windowed
+        full = softcapped or self._masks_sinks or self.work.shared > 0 or in_parts
+        kinds = full + self._is_windowed
         return kinds * self.element * self.tokens * self.work.longest
 
     @property
@@ -260,9 +261,14 @@ class Layer:
 
     @property
     def _masked_layers(self) -> int:
-        if self.work.shared or self.work.keys is not None:
+        if self.work.shared or self._masks_sinks or self.work.keys is not None:
             return self.shape.layers
         return self.shape.sliding_layers if self._is_windowed else 0
+
+    @property
+    def _masks_sinks(self) -> bool:
+        """Whether sdpa computes sinks, as keys that a mask shows to every query."""
+        return self.shape.traits.sinks and self._has_card_kernel
 
     @property
     def _is_windowed(self) -> bool:

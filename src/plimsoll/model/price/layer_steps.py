@@ -135,7 +135,8 @@ def _scores(layer: Layer) -> LayerStep:
     element, shape, tokens = layer.element, layer.shape, layer.tokens
     output = element * layer.attended
     by_sequence = layer.form.attention == "sdpa" or shape.softcapped
-    joined = output if by_sequence and layer.saves_input(OUTPUT) else 0
+    keeps = layer.saves_input(OUTPUT) or (shape.traits.sinks and layer.has_cpu_kernel)
+    joined = output if by_sequence and keeps else 0
     gathered = element * layer.gathered_keys
     gradients = element * (layer.queries + layer.keys + layer.values) + gathered
     scores = tokens * layer.work.longest * shape.heads
@@ -267,13 +268,21 @@ def _experts(layer: Layer) -> Iterator[LayerStep]:
     rows, inner = pairs * shape.hidden, pairs * shape.expert_intermediate
     matrices = element * shape.experts * shape.hidden * shape.expert_intermediate
     trained = 1 if layer.trains_all else 0
-    yield _norm(layer, layer.hidden, 1, layer.trains_all or bool(shape.shared_intermediate))
+    routers = layer.trains_all and layer.form.trains_routers
+    yield _norm(layer, layer.hidden, 1, routers or bool(shape.shared_intermediate))
     if shape.shared_intermediate:
         yield from _mlp(layer, shape.shared_intermediate)
     yield LayerStep("routing", FP32 * tokens * shape.experts + 48 * pairs, element * 2 * rows)
     into = element * (2 * inner + rows)
     yield LayerStep("experts", element * trained * rows, into, 2 * trained * matrices)
-    yield LayerStep("experts", element * 3 * inner, element * 3 * inner)
+    if shape.traits.clamped_experts:
+        # Kept: gate and up in one, the clamped gate, its sigmoid, their product, and the up plus 1.
+        # The forward also holds biases (as wide as gate and up), the clamped up and the product,
+        # and what it read: the residual stream, its norm and the rows.
+        forward = element * (10 * inner + (1 - trained) * (rows + 2 * layer.hidden))
+        yield LayerStep("experts", element * 6 * inner, element * 3 * inner, 0, forward)
+    else:
+        yield LayerStep("experts", element * 3 * inner, element * 3 * inner)
     out = element * (trained * inner + rows)
     back = element * ((4 * layer.result_factor - 3) * rows + inner)
     # The rows, their results, the weighted results, and those in the tokens' order.
@@ -374,7 +383,9 @@ def _scoring_mlp(layer: Layer) -> Summit:
             "the forward of MLP", 0, stream + _scoring_dense(layer, shape.intermediate), 0
         )
     pairs = element * tokens * shape.experts_per_token
-    rows, inner = pairs * shape.hidden, pairs * _MLP_TENSORS * shape.expert_intermediate
+    # Clamped: two for biases, two for gate and up in one, and five of their parts.
+    tensors = 9 if shape.traits.clamped_experts else _MLP_TENSORS
+    rows, inner = pairs * shape.hidden, pairs * tensors * shape.expert_intermediate
     copies = 2 * (1 + layer.result_factor) * rows
     return Summit("the forward of experts", 0, stream + max(rows + inner, copies), 0)
 

@@ -76,6 +76,10 @@ def _engines(config: RlConfig) -> Iterator[Problem]:
         why = "cluster.where: local samples in this one process."
         fix = "rollout.engines: 1, or cluster.where: ray"
         yield at.conflict("rollout.engines", why, fix, "local-one-process")
+    if rollout.routing == "sampled" and not rollout.engine.returns_routing:
+        why = f"{rules.title} does not return the experts that it takes."
+        fix = f"rollout.routing: live, or {other_engines(rollout)}"
+        yield at.conflict("rollout.routing", why, fix, "sampled-routing")
     yield from _sync_route(config)
 
 

@@ -89,6 +89,11 @@ class VllmConfig(RolloutEngineConfig):
         """Whether the actor's adapter goes to the engine without its base model."""
         return self.adapter == "separate"
 
+    @property
+    def returns_routing(self) -> bool:
+        """Whether the engine can say which experts it took for each token."""
+        return True
+
 
 SAMPLING = VllmConfig
 

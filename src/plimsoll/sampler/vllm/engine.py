@@ -26,12 +26,14 @@ from plimsoll.machine.processes import child_processes, read_host
 from plimsoll.model.adapters import WEIGHTS
 from plimsoll.records import (
     WEIGHT_VERSIONS,
+    ExpertNumbers,
     ExtractCalls,
     Floats,
     Ints,
     Prompt,
     TokenIds,
     Trajectory,
+    as_experts,
     single_turn,
 )
 from plimsoll.run.output import matches_from_the_end
@@ -46,6 +48,7 @@ from plimsoll.sampler.protocol import (
 )
 from plimsoll.sampler.text import Decoder
 from plimsoll.sampler.vllm.config import vllm_of
+from plimsoll.sampler.vllm.routing import routing_of
 from plimsoll.sampler.vllm.sampler import batch_on_card
 from plimsoll.shapes.known_models import find_shape, read_shape
 from plimsoll.sync.channel import Channel
@@ -106,6 +109,9 @@ class VllmEngine:
         self._running = asyncio.Event()
         self._running.set()
         self._adapter: Any = None
+        sampled = spec.rollout.routing == "sampled"
+        self._experts = find_shape(spec.model).experts if sampled else 0
+        self._records = sampled and spec.device == "cpu"
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         # vLLM never removes the sockets between its processes.
         self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=os.environ.get(_SOCKETS))
@@ -144,7 +150,16 @@ class VllmEngine:
         versions = {WEIGHT_VERSIONS: _label_tokens(completion, sampled.weight_versions)}
         cached = output.num_cached_tokens or 0
         figures = {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(cached)}
-        return replace(sampled, figures=figures).add_columns(versions)
+        routing = self._routing(output)
+        return replace(sampled, figures=figures, routing=routing).add_columns(versions)
+
+    def _routing(self, output: Any) -> ExpertNumbers | None:
+        """Return the experts that the engine took, [tokens but the last, layers, k]; else None."""
+        [completion], experts = output.outputs, self._experts
+        if not experts:
+            return None
+        tokens = len(output.prompt_token_ids) + len(completion.token_ids) - 1
+        return as_experts(completion.routed_experts[:tokens], experts)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         """Return the log-prob of every token but the first, one array per sequence."""
@@ -165,10 +180,16 @@ class VllmEngine:
         if self._spec.rollout.staleness:  # requests share prefixes of one version only
             prompt["cache_salt"] = str(self._version)
         number, adapter = str(self._requests), self._adapter
+        if self._records:
+            await self._rpc("plimsoll_record_routing")
+            params.skip_reading_prefix_cache = True  # cached tokens are not computed again
         answers = self._llm.generate(prompt, params, request_id=number, lora_request=adapter)
         outputs = [output async for output in answers]
         if not outputs:
             raise PlimsollError(f"rollout engine {self._spec.index}: vLLM gave no output")
+        if self._records:
+            taken, *_ = await self._llm.collective_rpc("plimsoll_take_routing", args=(number,))
+            outputs[-1].outputs[0].routed_experts = routing_of(taken)
         return outputs[-1]
 
     async def sleep(self) -> None:
@@ -309,6 +330,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
     replace both.
     """
     on_gpu, rollout, vllm = spec.device == "cuda", spec.rollout, vllm_of(spec.rollout)
+    returns_routing = rollout.routing == "sampled"
     defaults: dict[str, Any] = {
         # Within Ray's placement groups vLLM would start its workers as actors, which find no card.
         "distributed_executor_backend": "mp" if rollout.parts > 1 else None,
@@ -330,6 +352,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         "gpu_memory_utilization": vllm.memory_share,
         "kv_cache_memory_bytes": None if on_gpu else int(vllm.cpu_kv_cache_gib * 2**30),
         "enable_sleep_mode": vllm.sleeps,
+        **({"enable_return_routed_experts": True} if on_gpu and returns_routing else {}),
         # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which CPU
         # generators cannot.
         "enable_chunked_prefill": on_gpu,

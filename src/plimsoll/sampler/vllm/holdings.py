@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from plimsoll.config.cluster import Device
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.resolve.run_spec import Phase
 from plimsoll.run.numbers import plural
@@ -263,6 +264,31 @@ def reload_items(
     source = "vLLM 0.32: model_loader/reload/layerwise.py"
     item = _item("experts until whole", where, max(0, layer + part - free), words, source)
     yield Allocation(item, moments & {_SENDING})
+
+
+def routing_items(
+    sampler: VllmSampler, device: Device, card_bytes: int, moments: frozenset[Moment]
+) -> Iterator[Allocation]:
+    """Yield the experts of tokens that a worker keeps, to return them with a response.
+
+    vLLM writes those of a batch to a buffer on the card, and keeps those of all cached tokens on
+    the host. On the CPU a worker keeps those of the sequences that run (sampler/vllm/routing.py).
+    """
+    shape = sampler.shape
+    if sampler.rollout.routing == "live":
+        return
+    if device == "cpu":
+        each, tokens = 2 * shape.layers * shape.experts_per_token, sampler.longest
+        tokens, source = tokens * sampler.vllm.max_sequences, "sampler/vllm/routing.py"
+    else:
+        source = "vLLM 0.32: fused_moe/routed_experts_capturer.py, aux_output_connector/worker.py"
+        each, tokens = 4 * shape.layers * shape.experts_per_token, sampler.batched_tokens
+        words = f"{each:,} bytes x {tokens:,} tokens of the largest batch"
+        yield Allocation(_item("experts taken", "device", each * tokens, words, source), moments)
+        each, tokens = shape.routing_bytes, card_cache(sampler, card_bytes) // sampler.kv_token
+    words = f"{each:,} bytes x {tokens:,} tokens"
+    kept = _item("experts of cached tokens", "host", max(0, each * tokens), words, source)
+    yield Allocation(kept, moments)
 
 
 def sleep_items(sampler: VllmSampler, moments: frozenset[Moment]) -> Iterator[Allocation]:

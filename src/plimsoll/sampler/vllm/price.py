@@ -21,6 +21,7 @@ from plimsoll.sampler.vllm.holdings import (
     card_share,
     cpu_items,
     reload_items,
+    routing_items,
     sleep_items,
     tightest_stage,
 )
@@ -97,11 +98,12 @@ def _contents(process: EngineProcess) -> Iterator[Allocation]:
     if sending is not None:
         yield from _landing(sending, process.device, sampler, moments)
     yield from sleep_items(sampler, moments)
+    card_bytes = 0 if process.card is None else process.card.usable_bytes
+    yield from routing_items(sampler, process.device, card_bytes, moments)
     if process.device == "cpu":
         yield from cpu_items(sampler, moments)
     else:
-        assert process.card is not None
-        yield from card_items(sampler, process.card.usable_bytes, process.context, moments)
+        yield from card_items(sampler, card_bytes, process.context, moments)
 
 
 def _landing(

@@ -7,21 +7,24 @@ layer-wise reload: between begin and finish each layer is rebuilt as soon as its
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
     layerwise,
 )
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 from vllm.platforms import current_platform
 
 from plimsoll.machine.processes import write_stacks_when_asked
+from plimsoll.sampler.vllm.routing import RoutingRecorder, TakenExperts
 from plimsoll.sync.buckets import WeightLanding, split_bytes
 from plimsoll.sync.channel import Channel, card_name
 from plimsoll.trainer.memory import read_card
@@ -79,6 +82,9 @@ _HEADS = ("lm_head.weight", "lm_head.bias")
 """Names of a head. A tied head is sent, too, but vLLM's Gemma 2 has no head and refuses it."""
 
 
+Named = tuple[str, Tensor]
+
+
 class WeightReceiver:
     """The methods that are mixed into vLLM's worker through its `worker_extension_cls`."""
 
@@ -88,6 +94,7 @@ class WeightReceiver:
     device: Any
     rank: int
     plimsoll_landing: WeightLanding | None = None
+    plimsoll_routing: RoutingRecorder | None = None
 
     def plimsoll_begin(self, names: list[str], channels: list[list[Any]], first: int) -> None:
         """Announce the tensors of a sync, and the channels by which they come.
@@ -108,9 +115,9 @@ class WeightReceiver:
         headed = any(path.endswith("lm_head") for path, _ in model.named_modules())
         with self.plimsoll_landing.bucket() as (bucket, data):
             pieces = split_bytes(bucket.tensors, data)
-            wanted = [(n, piece) for n, piece in pieces.items() if headed or n not in _HEADS]
+            wanted = ((n, piece) for n, piece in pieces.items() if headed or n not in _HEADS)
             with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-                model.load_weights(wanted)
+                model.load_weights([*_by_loaders(model, wanted)])
             _copy_held(model, data)
 
     def plimsoll_card_name(self) -> str:
@@ -120,6 +127,16 @@ class WeightReceiver:
     def plimsoll_read_card(self) -> list[float | None]:
         """Return the numbers of a `CardReading`: only plain values cross to the engine."""
         return list(astuple(read_card(torch.device(self.device))))
+
+    def plimsoll_record_routing(self) -> None:
+        """Record the experts of all tokens from now on. A second call changes nothing."""
+        if self.plimsoll_routing is None:
+            self.plimsoll_routing = RoutingRecorder(self.model_runner)
+
+    def plimsoll_take_routing(self, request: str) -> TakenExperts:
+        """Return the experts of the tokens of a request that has ended, and forget them."""
+        assert self.plimsoll_routing is not None
+        return self.plimsoll_routing.take(request)
 
     def plimsoll_finish(self) -> None:
         """Check that all tensors came, then put the new weights to use."""
@@ -132,6 +149,31 @@ class WeightReceiver:
             if torch.device(self.device).type == "cpu":
                 _pack_experts(renewed)
         self.plimsoll_landing.close()
+
+
+def _by_loaders(model: nn.Module, weights: Iterable[Named]) -> Iterator[Named]:
+    """Yield the weights so that vLLM loads all by loaders, for which a reload waits.
+
+    vLLM 0.32 copies gpt-oss's sinks and stacked experts into parameters, which are on the meta
+    device during a reload, so they would be lost. A single expert it loads by a loader. The sinks
+    are loaded here.
+    """
+    if not isinstance(model, GptOssForCausalLM):
+        yield from weights
+        return
+    parameters = dict(model.named_parameters())
+    for name, weight in weights:
+        path, _, last = name.rpartition(".")
+        if last == "sinks":
+            sinks = parameters.get(name.replace(".self_attn.", ".attn."))
+            if sinks is not None:  # of a layer in this stage of a pipeline
+                first = get_tensor_model_parallel_rank() * len(sinks)
+                sinks.weight_loader(sinks, weight[first : first + len(sinks)])
+        elif path.endswith(".mlp.experts"):
+            for expert, part in enumerate(weight):
+                yield f"{path}.{expert}.{last}", part
+        else:
+            yield name, weight
 
 
 def _copy_held(model: nn.Module, data: Tensor) -> None:

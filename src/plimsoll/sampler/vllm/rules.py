@@ -109,6 +109,18 @@ def check_labels(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.conflict("rollout.staleness", why, fix, "staleness-labels")
 
 
+def check_routing(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Refuse `rollout.routing: sampled` with a vLLM that has no outputs beside tokens."""
+    if spec.engines is None or spec.engines.routing == "live" or spec.cluster.address is not None:
+        return
+    outputs = installed_file("config", "aux_output.py")
+    if outputs is not None and not outputs.is_file():
+        why = "The installed vLLM does not return the experts that it takes."
+        fix = f"install vLLM {VERSION} (plimsoll setup-vllm), or rollout.routing: live"
+        at = Section("", spec.config)
+        yield at.conflict("rollout.routing", why, fix, "sampled-routing")
+
+
 def find_installed(seen: Installed) -> Iterator[Problem]:
     """Yield `plimsoll doctor`'s findings about vLLM."""
     yield _find_build(seen)
@@ -150,6 +162,7 @@ OWNED = {
     "gpu_memory_utilization": "rollout.vllm.memory_share",
     "kv_cache_memory_bytes": "rollout.vllm.memory_share, or on CPU rollout.vllm.cpu_kv_cache_gib",
     "enable_sleep_mode": "rollout.vllm.sleep_level",
+    "enable_return_routed_experts": "rollout.routing",
     "enable_lora": "rollout.vllm.adapter",
     "max_lora_rank": "actor.adapter.rank",
     "max_loras": "rollout.vllm.adapter",
@@ -232,12 +245,30 @@ def _settings(spec: RunSpec[Any]) -> Iterator[Problem]:
         for obstacle, instead in _against_separate(spec):
             fix = f"rollout.vllm.adapter: merged, or {instead}"
             yield at.conflict("rollout.vllm.adapter", obstacle, fix, "adapter-separate")
+    if sampling.rollout.routing == "sampled":
+        yield from _against_routing(at, vllm)
     if vllm.sleeps and placement != "shared":
         why = "Only engines that share the ranks' cards have a reason to sleep; "
         why += f"rollout.placement is {placement}."
         fix = "rollout.vllm.sleep_level: 0, or rollout.placement: shared"
         yield at.conflict("rollout.vllm.sleep_level", why, fix, "sleep-not-shared")
     yield from check_arguments(vllm)
+
+
+def _against_routing(at: Section, vllm: VllmConfig) -> Iterator[Problem]:
+    """Refuse settings with which vLLM 0.32 returns no experts.
+
+    Read in config/vllm.py, `_verify_aux_output_compatibility`.
+    """
+    key, code = "rollout.routing", "sampled-routing"
+    if vllm.pipeline_parallel > 1:
+        why = "An engine in stages (rollout.vllm.pipeline_parallel) returns no experts."
+        fix = "rollout.vllm.pipeline_parallel: 1, with more tensor_parallel, or routing: live"
+        yield at.conflict(key, why, fix, code)
+    if vllm.arguments.get("enable_prefix_caching") is False:
+        why = "vLLM keeps experts beside cached prefixes, which enable_prefix_caching turns off."
+        fix = "leave rollout.vllm.arguments.enable_prefix_caching out, or routing: live"
+        yield at.conflict(key, why, fix, code)
 
 
 def _against_separate(spec: RunSpec[Any]) -> Iterator[tuple[str, str]]:
@@ -303,6 +334,7 @@ def _host(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Yield problems of vLLM with the machine's packages and environment."""
     yield from check_build(spec, host)
     yield from check_labels(spec)
+    yield from check_routing(spec)
     level = _vllm(spec).sleep_level
     if level > 0 and expands(host.allocator):
         what = f"rollout.vllm.sleep_level: {level}, and the environment has {host.allocator}"

@@ -42,14 +42,15 @@ _SHOWN_LINES = 3
 def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[str, object]]:
     """Return AdamW's groups: matrices decay, vectors (norms, biases) never do.
 
-    Embeddings (and a head tied to one) decay if the settings say so. A group that would be too long
-    for 8 bits is split.
+    The biases of a layer's experts are one tensor, but no matrix. Embeddings (and a head tied to
+    one) decay if the settings say so. A group that would be too long for 8 bits is split.
     """
-    trained = [p for p in module.parameters() if p.requires_grad]
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     tables = [part.weight for part in module.modules() if isinstance(part, nn.Embedding)]
     undecayed = set() if settings.decay_embeddings else set(map(id, tables))
-    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in undecayed]
-    never_decaying = [p for p in trained if p.ndim < 2 or id(p) in undecayed]
+    undecayed |= {id(p) for name, p in trained.items() if p.ndim < 2 or name.endswith("_bias")}
+    decaying = [p for p in trained.values() if id(p) not in undecayed]
+    never_decaying = [p for p in trained.values() if id(p) in undecayed]
     most = _MOST_IN_8_BITS if settings.kind == "adamw_8bit" else inf
     return [
         {"params": part, "weight_decay": decay}

@@ -13,7 +13,7 @@ from typing import Any
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import ELEMENT_BYTES, FrozenRole, TrainedRole
-from plimsoll.model.price.form import adapter_tensors, whole_tensors
+from plimsoll.model.price.form import adapter_tensors, frozen_parameters, whole_tensors
 from plimsoll.shapes.shape import parameter_tensors
 from plimsoll.sync.price import Sending
 from plimsoll.timeline.items import Life, Tensors, Where, states_asleep, weights_asleep
@@ -215,8 +215,12 @@ def _pieces(sizes: ZeroSizes, role: TrainedRole | FrozenRole, work: RoleWork) ->
     adapter = role.adapter if isinstance(role, TrainedRole) else None
     pairs = [] if adapter is None else [(size, n) for n, size in adapter_tensors(shape, adapter)]
     whole = [] if adapter is None else [(size, 1) for size in whole_tensors(shape, adapter)]
+    learned = [*pairs, *whole] or every
+    if isinstance(role, TrainedRole) and adapter is None and frozen_parameters(role, shape):
+        routers = shape.routers.elements, shape.routers.parameters // shape.routers.elements
+        learned, plain = [piece for piece in every if piece != routers], [routers]
     return {
-        _TRAINED: [*pairs, *whole] or every,
+        _TRAINED: learned,
         "frozen parameters": plain,
         "parameters in 4 bits": linears,
         "parameters": [*every, *pairs],

@@ -11,7 +11,12 @@ from typing import Any
 
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, ModelConfig, TrainedRole
-from plimsoll.model.price.form import adapter_tensors, trained_parameters, whole_tensors
+from plimsoll.model.price.form import (
+    adapter_tensors,
+    frozen_parameters,
+    trained_parameters,
+    whole_tensors,
+)
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
 from plimsoll.trainer.zero.config import FrozenZeroConfig, ZeroConfig
@@ -149,6 +154,7 @@ class Counts:
         scales: Bytes of quantisation scales per parameter in 4 bits.
         small: Elements in tensors below the persistence threshold.
         oversized: Elements in trained tensors larger than a bucket.
+        together: Elements of a layer's experts, which stage 3 gathers together.
     """
 
     trained: int
@@ -160,6 +166,7 @@ class Counts:
     scales: float = 0.0
     small: int = 0
     oversized: int = 0
+    together: int = 0
 
     @property
     def stored(self) -> int:
@@ -202,10 +209,11 @@ def trained_counts(
     base = replace(frozen_counts(role.model, shape, head, sizes), moments=moment_bytes(role))
     if role.adapter is None:
         tensors = parameter_tensors(shape, head == "value")
+        frozen = frozen_parameters(role, shape)
         return replace(
             base,
-            trained=base.frozen,
-            frozen=0,
+            trained=base.frozen - frozen,
+            frozen=frozen,
             largest=shape.largest_parameter,
             oversized=sum(t.parameters for t in tensors if t.elements > sizes.bucket),
         )
@@ -239,7 +247,24 @@ def frozen_counts(
         quantized=quantized,
         scales=_NF4_DOUBLE if model.double_quantization else _NF4,
         small=small,
+        together=_gathered_together(shape, sizes),
     )
+
+
+def _gathered_together(shape: ModelShape, sizes: ZeroSizes) -> int:
+    """Return the elements of a layer's routed block, which stage 3 gathers at once; 0 without one.
+
+    All experts of a layer are direct parameters of one module, and DeepSpeed takes the block around
+    them for a leaf (runtime/zero/leaf_module_config.py): router and shared expert come with them.
+    """
+    routers, linears = shape.routers, shape.linears
+    if not routers.elements:
+        return 0
+    layers = routers.parameters // routers.elements
+    experts = sum(each.parameters for each in linears if each.stacked > 1) // layers
+    shared = 3 * shape.hidden * shape.shared_intermediate
+    router = routers.elements if routers.elements > sizes.persistence else 0
+    return experts + shared + router
 
 
 def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:

@@ -127,15 +127,17 @@ def backward(
     for tensor in (gradient, query, key, value, output, logsumexp, seed):
         assert tensor.is_cuda, f"flash attention's backward pass got a tensor of {tensor.device}"
         _touch(tensor, False, "flash_attention_backward")
-    g, q, k, v = map(_on_host, (gradient, query, key, value))
+    g, q, k, v, o, sums = map(_on_host, (gradient, query, key, value, output, logsumexp))
     groups, factor = _groups(q, k), _scale(q, scale)
     of_q, of_k, of_v = (torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v))
     for part in _sequences(query_ends, key_ends, causal, window_size_left, window_size_right):
         g_part, q_part = _heads(g, part.queries, 1), _heads(q, part.queries, 1)
         k_part, v_part = _heads(k, part.keys, groups), _heads(v, part.keys, groups)
-        weights, _ = _probabilities(q_part, k_part, factor, part.hidden_QK)
+        scores = (q_part @ k_part.transpose(1, 2) * factor).masked_fill(part.hidden_QK, -torch.inf)
+        weights = (scores - sums[:, part.queries, None]).exp()  # as CUDA's kernel makes them again
         of_weights = g_part @ v_part.transpose(1, 2)
-        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * factor
+        along = (g_part * _heads(o, part.queries, 1)).sum(-1, keepdim=True)
+        of_scores = weights * (of_weights - along) * factor
         of_q[part.queries] += (of_scores @ k_part).transpose(0, 1)
         of_k[part.keys] += _add_groups(of_scores.transpose(1, 2) @ q_part, groups)
         of_v[part.keys] += _add_groups(weights.transpose(1, 2) @ g_part, groups)
