@@ -56,6 +56,7 @@ _MODELS = {_MODEL: _PPO, "critic.model": _PPO, "model": _SFT}
 _OPTIMS = {f"{_ACTOR}.optim": _PPO, "critic.optim": _PPO, "optim": _SFT}
 _ENGINES = {f"{_ACTOR}.fsdp_config": _PPO, f"{_REF}.fsdp_config": _PPO, "critic.fsdp": _PPO, "critic.model.fsdp_config": _PPO, "engine": _SFT}
 ULYSSES = "ulysses_sequence_parallel_size"
+_OWN_EXPERTS = Absence("lacking", "the experts of the trainer's own scoring are not replayed").unless("disabled", "R3")
 _ONE_CARD = why.ONE_CARD.unless(None, 1, -1, False)
 _SINGLE_TURN = why.TOOLS.unless(None, "single_turn_agent")
 
@@ -110,6 +111,7 @@ _ABSENT: tuple[Setting, ...] = (
     *absent(Absence("lacking", "a run goes on from run.directory", harmless=()), {_ALL: "trainer.resume_from_path"}, TEXT),
     *absent(why.NO_METHOD, {_PPO: "distillation.enabled algorithm.use_pf_ppo"}, BOOL, False),
     *absent(why.METHOD, {_PPO: "algorithm.gdpo_reward_keys"}, WORDS),
+    *absent(_OWN_EXPERTS, {_PPO: " ".join(f"{_ACTOR}.{engine}router_replay.mode" for engine in ("", "megatron.", "veomni."))}, TEXT, "disabled"),
     *absent(Absence("lacking", "programs are run by the rule `code`"), {_PPO: "reward.sandbox_fusion.url reward_model.sandbox_fusion.url sandbox_fusion.url"}, TEXT),
     *absent(why.NO_METHOD, {_PPO: "reward.reward_manager.module.path reward.reward_manager.module.name"}, TEXT),
     *absent(why.SYNCHRONOUS.unless(None, "sync"), {_PPO: "trainer.v1.trainer_mode"}, TEXT, "sync"),

@@ -284,6 +284,9 @@ CASES: tuple[Case, ...] = (
     (f"{A}.ulysses_sequence_parallel_size=2 {A}.ppo_micro_batch_size_per_gpu=2 {M}.tiled_mlp.enabled=True {M}.tiled_mlp.num_shards=3", {"cluster": {"ranks": 8, "sequence_parallel": 2}, "batch.micro_batch_tokens": 1024, "actor.model.mlp_tile": 342}),
     (f"{A}.fsdp_config.ulysses_sequence_parallel_size=4 {A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=64 critic.ulysses_sequence_parallel_size=4 actor_rollout_ref.ref.ulysses_sequence_parallel_size=1", {"cluster.sequence_parallel": 4, "batch.micro_batch_tokens": 256, "lacking": "actor_rollout_ref.ref.ulysses_sequence_parallel_size"}),
     (f"{A}.ulysses_sequence_parallel_size=4 {A}.ppo_micro_batch_size=8", {"batch.micro_batch_tokens": 4 * 1024 // 4}),
+    # the experts that engines took, and those that the trainer took
+    (f"{A}.megatron.router_replay.mode=R3 {R}.enable_rollout_routing_replay=True", {"rollout.routing": "sampled"}),
+    (f"{A}.router_replay.mode=R2", {"rollout.routing": None, "lacking": f"{A}.router_replay.mode"}),
     # the reward model's own pool
     (f"{JUDGED} reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=8 reward_model.nnodes=2", {"cluster": {"ranks": 8, "reward_ranks": 16, "nodes": 3}, "check": "cluster.address"}),
     (f"{JUDGED} reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 reward_model.nnodes=1 trainer.n_gpus_per_node=4", {"cluster": {"ranks": 4, "reward_ranks": 4, "nodes": 2}}),
