@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import PPO, metrics, run_here, write_config, write_task
+from commands import PPO, SFT, column, metrics, run_here, write_config, write_task
 
 STEPS = 2
 
@@ -51,3 +51,29 @@ def test_ppo_on_two_ranks(
     for row in rows[1:]:
         assert row[f"sync/bytes/{route}"] > 0 and row["sync/logprob_gap"] < 1e-5
         assert row["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("exchange", ["heads", pytest.param("keys", marks=pytest.mark.slow)])
+def test_two_cards_that_share_packs_learn_what_one_rank_learns(
+    exchange: str, tmp_path: Path, card_ray: str
+) -> None:
+    """By NCCL, with votes before each exchange."""
+    write_task(tmp_path)
+    cards = {"where": "ray", "device": "cuda", "ranks": 2, "sequence_parallel": 2}
+    cards |= {"sequence_exchange": exchange, "address": card_ray, "memory_halvings": 1}
+    clusters = {"shared": cards, "alone": {"where": "local", "device": "cpu", "threads": 1}}
+    found = {}
+    for name, cluster in clusters.items():
+        config = copy.deepcopy(SFT)
+        config["run"] |= {"directory": name, "steps": STEPS, "save_every": None, "eval_every": None}
+        config["data"].pop("eval", None)
+        config["cluster"] = cluster
+        config["actor"]["zero"] = {"stage": 2}
+        config["actor"]["model"] |= {"dtype": "float32", "kernels": "own"}
+        write_config(tmp_path, name, config)
+        outcome = run_here(tmp_path, "sft", f"{name}.yaml")
+        assert outcome.code == 0, outcome.err
+        found[name] = metrics(tmp_path / name)
+    for figure in ("loss", "grad_norm"):
+        ours, whole = (column(found[name], figure) for name in clusters)
+        assert ours == pytest.approx(whole, rel=1e-4)
