@@ -128,10 +128,10 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
 
 
 def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:
-    text = f"at most {spec.workload.budget:,} tokens on a rank"
     shards = {kind: spec.cluster.shards_of(kind) for kind in spec.cluster.rank_counts}
-    several = [f"{n} {RANK_NAMES[kind]}s" for kind, n in shards.items() if n > 1]
-    return "micro-batch", text + "".join(f"; {ranks} share each pack" for ranks in several)
+    sharing = [f"{n} {RANK_NAMES[kind]}s" for kind, n in shards.items() if n > 1]
+    where = f"in a pack, which {' and '.join(sharing)} share" if sharing else "on a rank"
+    return "micro-batch", f"at most {spec.workload.budget:,} tokens {where}"
 
 
 def _of_the_run(spec: RunSpec[Any], count: int, unit: str) -> tuple[str, str]:

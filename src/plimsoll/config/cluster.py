@@ -92,9 +92,9 @@ class ClusterConfig(Settings):
     the pack's tokens, and attention exchanges what it needs. Such ranks are one data-parallel
     stream, so `ranks` must be a multiple."""
     critic_sequence_parallel: PositiveInt | None = None
-    """The same for `critic_ranks`; default: sequence_parallel."""
+    """The same for `critic_ranks`, whose packs have as many tokens; default: sequence_parallel."""
     reward_sequence_parallel: PositiveInt | None = None
-    """The same for `reward_ranks`; default: sequence_parallel."""
+    """The same for `reward_ranks`, whose packs have as many tokens; default: sequence_parallel."""
     sequence_exchange: Literal["auto", DecidedExchange] = "auto"
     """What ranks that share a pack exchange in each attention: `heads`, after which each has all
     tokens for its share of the heads (Ulysses, https://arxiv.org/abs/2309.14509); `keys`: each gets

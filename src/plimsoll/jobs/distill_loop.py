@@ -41,7 +41,7 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
 
 def learn(work: DistillWork, batch: Sequence[Sample]) -> OptimizerStep:
     """Run the teacher on a batch; return the optimizer step that the student takes on it."""
-    full = pack(batch, work.cluster.streams, work.spec.pack_budget(work.spec.sender.name))
+    full = pack(batch, work.cluster.streams, work.spec.workload.budget)
     packs = work.cluster.shortages.split(work.spec.sender.name, full, unit=1)
     with work.session.phase("score", work.cluster):
         teach(TEACHER, packs, work.cluster)
@@ -58,7 +58,7 @@ def evaluate(work: DistillWork) -> dict[str, float]:
     student, totals = work.spec.sender.name, dict[str, float]()
     for start in range(0, len(work.data.eval), batch.sequences):
         rows = work.data.eval[start : start + batch.sequences]
-        packs = pack(rows, cluster.streams, work.spec.pack_budget(student))
+        packs = pack(rows, cluster.streams, work.spec.workload.budget)
         teach(TEACHER, packs, cluster)
         arguments = [(student, rank_packs, counts, goal) for rank_packs in packs]
         for shares in cluster.call(Worker.measure_distillation, arguments).result():

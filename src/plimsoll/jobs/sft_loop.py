@@ -43,7 +43,7 @@ def row_loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
 
 def learn(work: SftWork, batch: Sequence[Sample]) -> OptimizerStep:
     """Return the optimizer step for a batch of conversations."""
-    packs = pack(batch, work.cluster.streams, work.spec.pack_budget(work.spec.sender.name))
+    packs = pack(batch, work.cluster.streams, work.spec.workload.budget)
     columns = noise_columns(work.config, work.session.step_under_way, len(batch))
     objective = NllObjective(work.config.algorithm.neftune_alpha)
     return OptimizerStep(packs, BatchCounts.of(batch), objective, columns)

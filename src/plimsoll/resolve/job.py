@@ -34,7 +34,7 @@ class Workload:
         units: the units of an optimizer step, all ranks together.
         count_key: the config's keys that set `units`, as text for people.
         longest: the length of the longest sequence that is learned from.
-        budget: the most tokens of a micro-batch.
+        budget: the most tokens of a pack.
         length_keys: the config's keys that set `longest`, as text for people.
         mini_batches: the optimizer steps in one pass over the data of a step of the run.
         epochs: the passes over the data of a step of the run.
@@ -75,14 +75,14 @@ class Workload:
         """The optimizer steps in one step of the run."""
         return self.epochs * self.mini_batches
 
-    def largest_pack(self, streams: int, shards: int = 1) -> int:
-        """Return the tokens of the largest pack of a stream, which `shards` ranks share.
+    def largest_pack(self, streams: int) -> int:
+        """Return the tokens of the largest pack of a stream.
 
-        That is the token budget of these ranks, or all tokens of the stream in an optimizer step if
-        these are fewer. Packs that are only scored are no larger, so they need no more memory.
+        That is the token budget, or all tokens of the stream in an optimizer step if these are
+        fewer. Packs that are only scored are no larger, so they need no more memory.
         """
         most = -(-self.units // streams) * self.together * self.longest
-        return min(shards * self.budget, most)
+        return min(self.budget, most)
 
 
 def sequences_of(batch: SftBatch | KtoBatch, data: DataConfig) -> Workload:

@@ -171,21 +171,6 @@ class RunSpec(Generic[ConfigT]):
         """Return the number of ranks that share a pack of a role."""
         return self.cluster.shards_of(self.rank_kind_of(role))
 
-    def pack_budget(self, role: RoleName) -> int:
-        """Return the most tokens of a role's pack: a micro-batch of each rank that shares it."""
-        return self.shards_of(role) * self.workload.budget
-
-    def largest_pack(self, role: RoleName) -> int:
-        """Return the tokens of a role's largest pack; see `Workload.largest_pack`."""
-        shards = self.shards_of(role)
-        return self.workload.largest_pack(self.ranks_of(role) // shards, shards)
-
-    @property
-    def least_micro_batch(self) -> int:
-        """The least tokens of a rank with which the longest sequence (or pair) fits a pack."""
-        shards = min(map(self.shards_of, self.roles), default=1)
-        return -(-self.workload.least_budget // shards)
-
     def rank_kind_of(self, role: RoleName) -> RankKind:
         """Return the kind of the ranks that host a role."""
         group = self.roles[role].group
@@ -232,13 +217,16 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     """
     written = config
     config, decisions = decide(written)
+    work = job.workload(config)
+    # A pack has a micro-batch of each of the actor's ranks that share it.
+    work = replace(work, budget=work.budget * config.cluster.sequence_parallel)
     roles = [replace(role, order=order) for order, role in enumerate(job.roles(config))]
     return RunSpec(
         job,
         config,
         written,
         {role.name: role for role in roles},
-        job.workload(config),
+        work,
         job.sampling(config),
         job.evaluation(config),
         decisions=decisions,

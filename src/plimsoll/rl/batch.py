@@ -101,11 +101,11 @@ def policy_logprobs(columns: BatchColumns) -> Entries:
 def pack_batch(
     episodes: list[Trajectory],
     spec: RunSpec[RlConfig],
-    streams: int,
-    critic_streams: int,
+    ranks: int,
+    critic_ranks: int,
     step: int,
 ) -> Batch:
-    """Return the episodes in random mini-batches, each divided into packs for the streams.
+    """Return the episodes in random mini-batches, each divided into packs for the ranks.
 
     With `algorithm.mask_truncated` the episodes that were cut off have no learned tokens.
     """
@@ -117,21 +117,17 @@ def pack_batch(
     places = np.split(np.arange(len(trajectories)), ends[:-1])
     beside = _prefix_numbers(episodes) if spec.workload.shares_prompts else None
 
-    def lay_out_for(minis: int, streams: int, role: RoleName) -> list[MiniBatch]:
+    def lay_out_for(minis: int, ranks: int) -> list[MiniBatch]:
         members = [
             np.concatenate([places[i] for i in episode_numbers])
             for episode_numbers in np.split(shuffled, minis)
         ]
-        return lay_out(trajectories, members, streams, spec.pack_budget(role), beside=beside)
+        return lay_out(trajectories, members, ranks, spec.workload.budget, beside=beside)
 
-    actor = spec.sender.name
-    critics_of = (role.name for role in spec.roles.values() if role.trains == "train_critic")
-    critic = next(critics_of, actor)
-    minis = lay_out_for(algorithm.mini_batches, streams, actor)
+    minis = lay_out_for(algorithm.mini_batches, ranks)
     critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
-    same = (critic_minis, critic_streams) == (algorithm.mini_batches, streams)
-    same = same and spec.shards_of(actor) == spec.shards_of(critic)
-    critics = minis if same else lay_out_for(critic_minis, critic_streams, critic)
+    same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
+    critics = minis if same else lay_out_for(critic_minis, critic_ranks)
     return Batch(episodes, trajectories, minis, critics, seed)
 
 

@@ -74,7 +74,7 @@ def _scores(
     samples: Sequence[Sample], role: Role, spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Floats]:
     longest, group = max(len(s.tokens) for s in samples), group_of(cluster, role)
-    packs = pack(samples, group.streams, max(longest, spec.largest_pack(role.name)))
+    packs = pack(samples, group.streams, max(longest, spec.workload.largest_pack(group.streams)))
     return score_packs(group, Worker.values_at, role.name, packs, at_marks)
 
 

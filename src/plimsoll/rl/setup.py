@@ -169,7 +169,7 @@ def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> Weigh
 
 def weight_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
     """Return the way of the actor's weights to the engines."""
-    rollout, budget = spec.config.rollout, spec.largest_pack(spec.sender.name)
+    rollout, budget = spec.config.rollout, spec.workload.largest_pack(cluster.streams)
     quantised = spec.actor.model.quantization != "none"
     all_first = quantised or _begins_adapted(spec)
     whole = ActorRoute(cluster, spec.sender.name, budget, rollout, all_first=all_first)

@@ -40,7 +40,7 @@ def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], group: Group) -> Packs:
     Both responses of a pair are in the same pack.
     """
     workload = spec.workload
-    budget = spec.largest_pack(spec.sender.name)
+    budget = workload.largest_pack(group.streams)
     if workload.unit == "pair":
         pairs = cast(Sequence[Pair], rows)
         return pack_pairs(pairs, group.streams, budget, share_prompts=workload.shares_prompts)

@@ -256,7 +256,7 @@ def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None
 def test_counts_are_of_the_whole_mini_batch() -> None:
     found = trajectories()
     settings = config(mini_batches=2, critic_mini_batches=4)
-    batch = pack_batch(found, settings, streams=2, critic_streams=3, step=1)
+    batch = pack_batch(found, settings, ranks=2, critic_ranks=3, step=1)
     for minis, ranks, count in ((batch.minis, 2, 2), (batch.critic_minis, 3, 4)):
         assert len(minis) == count
         for mini in minis:
@@ -266,7 +266,7 @@ def test_counts_are_of_the_whole_mini_batch() -> None:
         total = sum(len(t.response_tokens) for t in found)
         assert sum(mini.counts.tokens for mini in minis) == total
     assert token_count(batch.episodes) == sum(map(sum, LENGTHS))
-    alike = pack_batch(found, config(mini_batches=2), streams=2, critic_streams=2, step=1)
+    alike = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=2, step=1)
     assert alike.critic_minis is alike.minis
 
 

@@ -424,7 +424,7 @@ def micro_batch(
     If prompts are shared, a response may have one token, and its prompt may fill the rest of the
     micro-batch. If ranks share a pack, the learned tokens may all be one rank's.
     """
-    pack = work.largest_pack(streams, shards)
+    pack = work.largest_pack(streams)
     tokens, sequences = -(-pack // shards), -(-pack // work.longest)
     loss_tokens = min(sequences, tokens) if work.ends_only else tokens
     shared = pack if work.shares_prompts else 0

@@ -166,7 +166,8 @@ _STEP = 64
 
 def _smaller_micro_batches(at: Situation) -> Sequence[Move]:
     """Return moves to 1/2, 1/4, ... of the token budget, down to the longest sequence (or pair)."""
-    budgets = halves(at.spec.workload.budget, at.spec.least_micro_batch)
+    work, shards = at.spec.workload, at.spec.cluster.sequence_parallel
+    budgets = halves(work.budget // shards, -(-work.least_budget // shards))
     return [{_MICRO_BATCH: tokens} for tokens in budgets]
 
 
@@ -181,7 +182,7 @@ def _shared_packs(at: Situation) -> Sequence[Move]:
     for shards in range(cluster.sequence_parallel + 1, cards + 1):
         tokens = -(-spec.workload.least_budget // shards)
         ranks = shards * min(cards // shards, spec.workload.units)
-        if cards % shards or tokens >= spec.workload.budget:
+        if cards % shards or tokens >= spec.workload.budget // cluster.sequence_parallel:
             continue
         move: dict[str, LeverValue] = {_SHARDS: shards, _MICRO_BATCH: tokens}
         if ranks != cluster.ranks:
@@ -329,8 +330,8 @@ def _shorter_sequences(at: Situation) -> Sequence[Move]:
 
 def _with_length(spec: RunSpec[Any], key: str, length: int, more: int) -> Move:
     work = spec.workload
-    least = (work.longest + more) * work.together
-    tokens = min(work.budget, -(-least // spec.cluster.sequence_parallel))
+    tokens = min(work.budget, (work.longest + more) * work.together)
+    tokens = -(-tokens // spec.cluster.sequence_parallel)
     move: dict[str, LeverValue] = {key: length, _MICRO_BATCH: tokens}
     held_out = {} if spec.sampling is None else spec.sampling.held_out
     for name, sampling in held_out.items():

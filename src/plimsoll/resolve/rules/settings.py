@@ -251,11 +251,12 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
     why = work.length_keys
     if work.unit == "pair":
         why = f"two sequences of {work.length_keys} each, which stay together"
-    if spec.least_micro_batch > work.budget:
+    if work.least_budget > work.budget:
         what = "pair" if work.unit == "pair" else "sequence"
         why = f"A {what} may be {work.least_budget} tokens long ({why}) and would fit no "
         why += "micro-batch."
-        fix = f"batch.micro_batch_tokens: {spec.least_micro_batch}, or shorter sequences"
+        least = -(-work.least_budget // spec.cluster.sequence_parallel)
+        fix = f"batch.micro_batch_tokens: {least}, or shorter sequences"
         yield at.conflict("batch.micro_batch_tokens", why, fix, "micro-batch-tokens")
 
 
