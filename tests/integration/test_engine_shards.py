@@ -112,6 +112,7 @@ def setting_of(case: Case) -> Setting:
         zero_stage(case.stage),
         checkpointing=RECOMPUTED[case.recompute],
         adapter=FORMS[case.form],
+        quantization="nf4" if case.form.endswith("nf4") else "none",
     )
 
 
@@ -139,6 +140,8 @@ CASES = (
     Case("prm", 1, 4, 2, "keys"),
     Case("distill", 3, 4, 4, "keys"),
     Case("distill", 0, 2, 2, "heads"),
+    Case("sft", 2, 2, 2, "heads", form="lora nf4", recompute="parts"),
+    Case("policy", 3, 2, 2, "keys", form="lora nf4", recompute="layers"),
 )
 
 
@@ -155,7 +158,7 @@ def test_ranks_that_share_packs_learn_the_same(
     results = pool.run(train, case, tied, untied, tmp_path)
     job = job_of(case)
     load = plain_critic if job.head == "value" else plain_policy
-    base = load(tied)
+    base = load(tied, quantised=case.form.endswith("nf4"))
     adapted = case.form != "full"
     learner = plain_adapted(base, tmp_path / "first") if adapted else base
     wanted = plain_run(learner, job.plain(untied), job.batches, 1.0)

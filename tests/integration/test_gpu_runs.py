@@ -160,6 +160,35 @@ def test_an_engine_of_two_cards_in_a_placement_group_starts_its_own_workers(tmp_
     check(tmp_path, config)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("exchange", ["heads", "keys"])
+def test_cards_that_share_packs_learn_what_one_learns(
+    exchange: str, dtype: str, tmp_path: Path
+) -> None:
+    """By varlen_attn in bfloat16, by PyTorch's own kernels in float32; with inputs on the host."""
+    write_task(tmp_path)
+    found = {}
+    for shards in (1, 2):
+        config = copy.deepcopy(SFT)
+        config["run"] |= {"directory": f"on{shards}", "steps": 3, "save_every": None}
+        config["cluster"] = {"where": "ray", "device": "cuda", "ranks": shards}
+        config["cluster"] |= {"sequence_parallel": shards, "sequence_exchange": exchange}
+        config["actor"]["model"] |= {
+            "dtype": dtype,
+            "gradient_checkpointing": "selective",
+            "activation_offload": "cpu",
+        }
+        write_config(tmp_path, f"on{shards}", config)
+        outcome = Command(tmp_path, "sft", f"on{shards}.yaml").finish(PATIENCE)
+        assert outcome.code == 0, outcome.err
+        found[shards] = metrics(tmp_path / f"on{shards}")
+    within = 0.02 if dtype == "bfloat16" else 1e-4
+    for alone, shared_pack in zip(found[1], found[2], strict=True):
+        assert shared_pack["loss"] == pytest.approx(alone["loss"], rel=within)
+        assert shared_pack["grad_norm"] == pytest.approx(alone["grad_norm"], rel=within)
+
+
 @needs_vllm
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("sleep_level", [0, 1, 2])

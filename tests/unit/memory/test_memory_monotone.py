@@ -43,7 +43,6 @@ MORE = {
 LESS = {
     "*.model.gradient_checkpointing": True,
     "*.model.activation_offload": "cpu",
-    "*.model.mlp_tile": 1024,
     "*.zero.parameter_offload": "cpu",
     "batch.share_prompts": False,
     "rollout.vllm.memory_share": 0.2,
