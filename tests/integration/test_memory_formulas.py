@@ -13,6 +13,7 @@ from choice import slow
 from decided import decided_model
 from traced_roles import TraceForm, trace_form
 
+from plimsoll.config.cluster import DecidedExchange
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.resolve.roles import HeadKind
 from plimsoll.shapes.known_models import find_shape, read_fields
@@ -343,6 +344,27 @@ def test_training_in_fp32(path: str) -> None:
 )
 def test_one_sequence_longer_than_the_window(path: str, checkpointed: bool) -> None:
     work = MicroBatch(tokens=4608, sequences=1, longest=4608, loss_tokens=16)
+    found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("path", "exchange", "checkpointed", "shared"),
+    [
+        ("Qwen/Qwen3-8B", "heads", False, 0),
+        ("microsoft/Phi-3-mini-4k-instruct", "keys", True, 2000),
+        slow("meta-llama/Meta-Llama-3-8B", "keys", False, 2000),
+        slow("mistralai/Mistral-7B-v0.1", "heads", "selective", 2000),
+        slow("google/gemma-2-2b", "heads", True, 0),
+        slow("openai/gpt-oss-20b", "keys", True, 0),
+        slow("Qwen/Qwen3-30B-A3B", "heads", "selective", 0),
+    ],
+)
+def test_ranks_that_share_a_pack(
+    path: str, exchange: DecidedExchange, checkpointed: bool | str, shared: int
+) -> None:
+    longest = 512 if shared else 2048
+    work = MicroBatch(1024, 2048 // longest, longest, 32, shared, shards=2, exchange=exchange)
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
     assert abs(found.error) < WITHIN, found
 

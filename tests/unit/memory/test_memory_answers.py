@@ -227,3 +227,26 @@ def test_engines_of_8_bits_are_an_answer_on_a_small_card(tmp_path: Path) -> None
     keys = [line[: lines[0].index("as written")].split() for line in lines]
     at = keys.index(["actor.zero."])  # too long for its column
     assert keys[at + 1] == ["parameter_offload"] and max(map(len, lines)) <= 80
+
+
+def test_long_sequences_are_shared_by_as_few_ranks_as_fit(tmp_path: Path) -> None:
+    """32k tokens of an 8B on four cards of 24 GB, with adapters; divided weights take two ranks."""
+    text = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: 4, hardware: 4xRTX4090, host_memory: 256GB}
+data: {train: {path: rows.jsonl, messages: messages}, max_tokens: 32768}
+batch: {sequences: 8, micro_batch_tokens: 32768}
+actor:
+  model: {path: meta-llama/Llama-3.1-8B, gradient_checkpointing: true}
+  adapter: {}
+"""
+    path = tmp_path / "sft.yaml"
+    path.write_text(text)
+    for stage, shards in ((2, 4), (3, 2)):
+        spec = load_any(str(path), ["--actor.zero.stage", str(stage)])
+        found = {change.key: change.after for change in advise_job(spec).answers[0].changes}
+        assert found.pop("actor.zero.stage", 3) == 3
+        assert found == {
+            "batch.micro_batch_tokens": 32768 // shards,
+            "cluster.sequence_parallel": shards,
+        }

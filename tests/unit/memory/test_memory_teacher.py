@@ -43,6 +43,9 @@ def test_states_wait_in_host_memory_and_logits_come_in_two_chunks() -> None:
     [states] = found("teacher", "hidden states")
     assert 2**22 < 2 * 1024 * 3584 < 2**23
     assert (states.item.bytes, states.item.where) == (2**23, "host")
+    shared = {"cluster": {"ranks": 8, "sequence_parallel": 2}}  # 2,048 of a stream, shared by two
+    [states] = found("teacher", "hidden states", **shared)
+    assert states.item.bytes == 2**23
     more = {"batch": {"sequences": 40, "micro_batch_tokens": 1024}}
     [states] = found("teacher", "hidden states", **more)  # 2,560 tokens in three micro-batches
     assert states.item.bytes == 3 * 2**23

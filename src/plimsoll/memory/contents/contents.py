@@ -436,11 +436,11 @@ def _distillation(job: PlannedJob, teacher: Role) -> Iterator[Allocation]:
     settings, learns = teacher.frozen, job.spec.sender.trains
     ranks, shape = job.spec.ranks_of(teacher.name), job.shapes[teacher.name]
     assert settings is not None and learns is not None
-    streams = ranks // job.spec.shards_of(teacher.name)
-    # On a rank, of each sequence of its stream, at most all learned tokens.
-    tokens = -(-job.spec.workload.sequences // streams) * job.spec.workload.longest
+    shards = job.spec.shards_of(teacher.name)  # each has the states of its own rows
+    tokens = -(-job.spec.workload.sequences * shards // ranks) * job.spec.workload.longest
+    tokens, budget = -(-tokens // shards), -(-job.spec.workload.budget // shards)
     has_head = trainer_price(settings).has_head(settings, ranks, job.device)
-    pinned = min(tokens, job.spec.workload.budget) if job.device == "cuda" else 0
+    pinned = min(tokens, budget) if job.device == "cuda" else 0
     where = shape, tokens, job.moments
     return teacher_items(teacher, learns, *where, has_head=has_head, pinned=pinned)
 
