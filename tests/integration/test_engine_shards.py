@@ -278,3 +278,28 @@ def test_gradients_and_counts_are_those_of_whole_packs(
         assert difference < 1e-5
         assert counts[:1] == counts[1:]
         assert bool(counts) == (kind == "experts")
+
+
+def fill_of(place: Place, case: Case, model: Path, other: Path, out: Path) -> list[float]:
+    """Take a step, with votes, of which one stream has a pack without a learned token."""
+    place = replace(place, shards=case.shards, exchange=case.exchange)
+    worker, job = Worker(place), job_of(case)
+    frozen = FrozenRole(model=decided_model(str(other), dtype="float32"))
+    job.load_other(worker, frozen.with_engine(FrozenZeroConfig(stage=0)))
+    job.load(worker, setting_of(case).role(model))
+    batch = make_batch((60, 60), 1) if case.job == "dpo" else make_batch((60, 60, 60), 1)
+    lesson = job.teach(worker, place, batch, 60 if case.job == "dpo" else 50, False)
+    learned = lesson.packs, lesson.columns, batch.counts, lesson.objective
+    result = worker.try_to_train("actor", *learned, RATES[0])
+    assert isinstance(result, UpdateResult)
+    return [pack.loss_tokens for pack in lesson.packs]
+
+
+@pytest.mark.parametrize("job", ["policy", "dpo", "value"])
+def test_a_stream_with_nothing_to_learn_votes_as_often_as_the_others(
+    job: str, tied: Path, untied: Path, tmp_path: Path, four_ranks: RankProcesses
+) -> None:
+    """Else all ranks would wait for one another."""
+    case = Case(job, 2, 4, 2, "heads")
+    learned = four_ranks.run(fill_of, case, tied, untied, tmp_path)
+    assert 0 in {tokens for of_rank in learned for tokens in of_rank}

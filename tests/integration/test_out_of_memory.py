@@ -153,7 +153,7 @@ def test_training_goes_on_with_smaller_micro_batches(
         outcomes[name] = start(tmp_path / name, settings)
         assert outcomes[name].code == 0, outcomes[name].err
     home, said = tmp_path / "once", " ".join(outcomes["once"].out.split())
-    found = re.search(r"ran out of host memory at a micro-batch of (\d+) tokens\.", said)
+    found = re.search(r"ran out of host memory at a pack of (\d+) tokens\.", said)
     assert found and f"actor have at most {int(found[1]) // 2} tokens" in said, said
     written = (home / "run" / "shortage.txt").read_text()
     assert "phase train_actor, role actor" in written and len(answers(written)) == 4

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from commands import PPO, run_here, write_config, write_task
 from test_run_reward import prm_config, rm_config
 
@@ -68,9 +67,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tokens: list[int] = []
     made = PackTensors.from_pack
 
-    def noted(pack: Pack, device: torch.device) -> PackTensors:
+    def noted(pack: Pack, *options: Any) -> PackTensors:
         tokens.append(len(pack.tokens_T))
-        return made(pack, device)
+        return made(pack, *options)
 
     monkeypatch.setattr(PackTensors, "from_pack", noted)
     return tokens

@@ -78,6 +78,13 @@ def explain_gap(config: str, flags: Sequence[str], tell: Callable[[str], None]) 
     spec = load_any(config, flags)
     if not isinstance(spec.config, RlConfig) or spec.engines is None:
         raise ConfigError(f"{config} starts no engines. Give a config of plimsoll rl that samples.")
+    if spec.config.rollout.routing == "sampled":
+        tell(
+            "rollout.routing is sampled: the gap is measured with live routers, as syncs measure it"
+        )
+        flags = [*flags, "--rollout.routing", "live"]
+        spec = load_any(config, flags)
+        assert isinstance(spec.config, RlConfig)
     tell("as the config says ...")
     base = measure_gap(spec)
     rows, closing_changes = [("as the config says", base)], []

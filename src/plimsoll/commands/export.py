@@ -45,6 +45,7 @@ from plimsoll.model.files import (
 )
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import PolicyModel, ValueModel
+from plimsoll.model.routers import freeze_routers
 from plimsoll.resolve.model_files import has_tokenizer
 from plimsoll.resolve.run_spec import RunSpec
 from plimsoll.trainer.checkpoint import read_weights
@@ -193,6 +194,8 @@ def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | Val
     module = load_plain(model, is_value=spec.roles["actor"].head == "value")
     if role.adapter is not None:
         add_adapter(module, role.adapter, role.model.path, spec.run.seed)
+    if role.freeze == "router":
+        freeze_routers(module)
     return module
 
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 
+_ALONE = {"where": "local", "ranks": 1, "sequence_parallel": 1, **NO_OWN_RANKS}
+
 _ServedScore = Callable[[Sequence[Trajectory]], Future[Scored]]
 """Takes trajectories; starts to score them, and returns a future."""
 
@@ -53,7 +55,7 @@ def _open_models(
     spec: RunSpec[RlConfig], names: Sequence[str]
 ) -> Iterator[dict[str, _ServedScore]]:
     """Yield the scoring functions of some reward models, by name; close the models at the end."""
-    here = spec.written.cluster.model_copy(update={"where": "local", "ranks": 1, **NO_OWN_RANKS})
+    here = spec.written.cluster.model_copy(update=_ALONE)
     alone = resolve_changed(spec, {"cluster": here})
     with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
         cluster = thread.submit(_load_models, alone, names).result()

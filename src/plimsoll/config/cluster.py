@@ -39,7 +39,12 @@ SHARD_KEYS: Mapping[RankKind, str] = MappingProxyType(
 
 DecidedExchange = Literal["heads", "keys"]
 
-NO_OWN_RANKS: Mapping[str, None] = dict.fromkeys(k for k in RANK_KEYS.values() if k != "ranks")
+NO_OWN_RANKS: Mapping[str, None] = {
+    key: None
+    for keys in (RANK_KEYS, SHARD_KEYS)
+    for kind, key in keys.items()
+    if kind != MAIN_RANKS
+}
 """The settings of `cluster` with which all roles share the actor's ranks."""
 
 RankName = Literal["rank", "critic rank", "reward rank"]

@@ -12,7 +12,7 @@ budget, the first-fit packs are kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +165,7 @@ def _pack(
 ) -> list[list[Pack]]:
     """Return packs of undivided groups, a list per rank. Errors call a group `group_name`."""
     assert samples and ranks > 0
+    samples = _alike_routed(samples)
     lengths, costs = _sizes(samples, groups)
     _check_budget(lengths, budget, group_name)
 
@@ -177,6 +178,17 @@ def _pack(
 
     by_rank = _deal(_bins(lengths, costs, ranks, budget), costs, ranks)
     return [list(map(pack_groups_of, bins)) for bins in by_rank]
+
+
+def _alike_routed(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples; if any has experts, each has them, of no token where it had none.
+
+    So all packs of a step have experts, or none has: ranks treat them alike.
+    """
+    like = next((sample.routing for sample in samples if sample.routing is not None), None)
+    if like is None:
+        return samples
+    return [s if s.routing is not None else replace(s, routing=like[:0]) for s in samples]
 
 
 def _sizes(samples: Sequence[Sample], groups: Sequence[_Bunch]) -> tuple[Ints, NDArray[np.float64]]:
@@ -273,7 +285,8 @@ def _check_budget(lengths: Ints, budget: int, group_name: str) -> None:
         raise DataError(
             f"{group_name} {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget"
             f" of {plural(budget, 'token')} of one micro-batch ({len(over):,} like it, the longest"
-            f" of {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest}, or"
+            f" of {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest} (over"
+            f" `cluster.sequence_parallel`, where ranks share packs), or"
             f" bound the samples (`data.max_tokens` with `data.over_long truncate`, and"
             f" `rollout.sampling.max_new_tokens` in RL)."
         )
@@ -341,7 +354,8 @@ def _deal(bins: Bins, costs: NDArray[np.float64], ranks: int) -> list[Bins]:
 
 def _filler(samples: Sequence[Sample]) -> Pack:
     shortest = min(samples, key=lambda sample: len(sample.tokens))
-    filler = Sample(shortest.tokens, np.zeros_like(shortest.loss_mask))
+    routing = None if shortest.routing is None else shortest.routing[:0]
+    filler = Sample(shortest.tokens, np.zeros_like(shortest.loss_mask), routing)
     return _lay_out([filler], [-1], np.zeros(1, dtype=np.int64))
 
 

@@ -430,9 +430,11 @@ def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """
     rollout = spec.config.rollout
     shared = rollout.placement == "shared" and spec.cluster.device == "cuda"
-    scorers = max((spec.ranks_of(role.name) for role in reward_models(spec.config)), default=1)
+    models = [role.name for role in reward_models(spec.config)]
+    shards = max(map(spec.shards_of, models), default=1)
+    least = max((*map(spec.ranks_of, models), rollout.all_parts if shared else 1))
     fewest: dict[str, object] = {"rank_sleep": "none", **NO_OWN_RANKS}
-    fewest["ranks"] = max(scorers, rollout.all_parts if shared else 1)
+    fewest |= {"ranks": -(-least // shards) * shards, "sequence_parallel": shards}
     if spec.cluster.own_nodes.reward is not None:
         fewest["own_nodes"] = OwnNodes()  # those of the reward models would be the actor's
     cluster = spec.written.cluster.model_copy(update=fewest)

@@ -22,6 +22,7 @@ from plimsoll.machine.versions import (
 )
 from plimsoll.memory.contents.contents import PlannedJob
 from plimsoll.model.price.form import EMBEDDINGS
+from plimsoll.model.price.layer import DOWN
 from plimsoll.resolve.decisions import against_varlen
 from plimsoll.resolve.engine_rules import trainer_rules, trainers_of
 from plimsoll.resolve.rules.machine import local_host_rules
@@ -138,6 +139,19 @@ def frozen_routers(job: PlannedJob) -> Iterator[Problem]:
             why = "every token passes all its weights: it is no mixture of experts"
             fix = f"leave {role}.freeze out, or take a mixture of experts as {role}.model.path"
             yield Problem("no-router", "error", what, why, fix)
+
+
+def tiled_mlps(job: PlannedJob) -> Iterator[Problem]:
+    """Refuse `mlp_tile` for a model all of whose MLPs are routed experts."""
+    for role, model in job.spec.models.items():
+        shape = job.shapes[role]
+        dense = sum(one.count for one in shape.linears if one.stacked == 1 and one.name in DOWN)
+        if model.mlp_tile is not None and shape.experts and not dense:
+            what = f"{role}.model.mlp_tile is {model.mlp_tile}, and all MLPs of {shape.name} are "
+            what += "routed experts"
+            why = "experts are not tiled: their rows are as many as tokens choose them"
+            fix = f"leave {role}.model.mlp_tile out"
+            yield Problem("no-tiled-mlp", "error", what, why, fix)
 
 
 def sampled_routing(job: PlannedJob) -> Iterator[Problem]:
@@ -319,30 +333,37 @@ def engines(job: PlannedJob) -> Iterator[Problem]:
         yield from rollout_price(site.sampler.rollout).plan(site)
 
 
+def _streams(count: int, shards: int) -> str:
+    """Return a number of streams as text: ranks, or groups of ranks that share packs."""
+    return plural(count, "rank") if shards == 1 else f"{count} x {shards} ranks that share packs"
+
+
 def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
     """Warn of ranks without a sequence.
 
     Packing gives such a rank a filler, so the step works, and wastes ranks.
     """
     work, sampling = job.spec.workload, job.spec.sampling
-    ranks = max((job.spec.ranks_of(role) for role in job.spec.trained), default=0)
+    spec = job.spec
+    ranks = max((spec.ranks_of(role) // spec.shards_of(role) for role in spec.trained), default=0)
     if work.units < ranks:
         what = "pair" if work.unit == "pair" else "sequence"
         yield Problem(
             "idle-ranks",
             "warning",
-            f"an optimizer step has {plural(work.units, what)}, and there are {ranks} ranks",
+            f"an optimizer step has {plural(work.units, what)}, and there are "
+            f"{_streams(ranks, spec.cluster.sequence_parallel)}",
             "a rank without any computes a filler that teaches nothing, while the others wait for "
             "it",
             f"more {work.count_key}, or fewer ranks",
         )
-    scorers = job.spec.cluster.reward_ranks or 0
+    scorers = (spec.cluster.reward_ranks or 0) // spec.cluster.shards_of("reward")
     if sampling is not None and sampling.sequences < scorers:
         yield Problem(
             "idle-ranks",
             "warning",
-            f"a step has {plural(sampling.sequences, 'response')}, and there are {scorers} ranks "
-            "that score them",
+            f"a step has {plural(sampling.sequences, 'response')}, and there are "
+            f"{_streams(scorers, spec.cluster.shards_of('reward'))} that score them",
             "a rank without any computes a filler, while the others wait for it",
             "more batch.prompts or batch.responses, or fewer cluster.reward_ranks",
         )
@@ -381,7 +402,7 @@ def nodes(job: PlannedJob) -> Iterator[Problem]:
 
 PLAN_RULES = (
     *(positions, other_parts, families, vocabularies, adapter_targets, experts_left_out),
-    *(frozen_routers, sampled_routing),
+    *(frozen_routers, sampled_routing, tiled_mlps),
     *(varlen, engines),
     *(bfloat16_cards, own_kernels, offload),
     *(idle_ranks, idle_cards, nodes, trainers),

@@ -47,7 +47,7 @@ class Shard:
         index: The number of the rank in the stream.
         count: How many ranks share a pack.
         exchange: What they exchange for attention.
-        group: Their process group.
+        group: Their process group; None: that of all ranks.
         around: Returns the block in which each exchange runs; see `guard`.
     """
 
@@ -95,6 +95,8 @@ def open_shard(rank: int, ranks: int, shards: int, exchange: DecidedExchange) ->
     """
     if shards == 1:
         return None
+    if shards == ranks:  # the group of all
+        return Shard(rank, shards, exchange)
     groups = [dist.new_group(range(first, first + shards)) for first in range(0, ranks, shards)]
     return Shard(rank % shards, shards, exchange, groups[rank // shards])
 
@@ -111,7 +113,7 @@ class PackShare:
         predictor_L: The places of the shard's predictors among its rows, [own L].
         own_L: Which of the pack's learned tokens they predict, [own L].
         place_L: The place of each learned token among the gathered ones of all shards, [L].
-        most: The most learned tokens of a shard.
+        most: The most learned tokens of a shard, at least 1.
     """
 
     shard: Shard
@@ -138,8 +140,6 @@ class PackShare:
         if own.ndim == 0:
             total: Tensor = _Sum.apply(own, self.shard)
             return total
-        if not self.most:
-            return own
         gathered: Tensor = _Gather.apply(own, self)
         return gathered
 
@@ -172,7 +172,8 @@ def share_pack(
         owner_T[its_rows], place_T[its_rows] = index, np.arange(len(its_rows))
     owner_L = owner_T[predictor_L]
     counts = np.bincount(owner_L, minlength=shard.count)
-    own_L, most = np.flatnonzero(owner_L == shard.index), int(counts.max())
+    # At least one: streams make equally many exchanges, also if nothing of a pack is learned.
+    own_L, most = np.flatnonzero(owner_L == shard.index), max(1, int(counts.max()))
     place_L = np.empty_like(owner_L)
     place_L[np.argsort(owner_L, kind="stable")] = np.concatenate(
         [index * most + np.arange(count) for index, count in enumerate(counts)]

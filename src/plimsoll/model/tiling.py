@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from plimsoll.config.engine import ModelConfig
@@ -61,7 +62,8 @@ def tiled_mlps(module: nn.Module) -> Iterator[nn.Module]:
 def _is_mlp(module: nn.Module) -> bool:
     """Return whether a module itself has linears from and to the hidden states."""
     linears = {n for n, part in module.named_children() if isinstance(part, nn.Linear | Conv1D)}
-    return bool(linears & _IN and linears & _OUT)
+    is_layer = isinstance(module, GradientCheckpointingLayer)  # OPT's has its MLP's linears itself
+    return not is_layer and bool(linears & _IN and linears & _OUT)
 
 
 def _require_gradient(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

@@ -61,9 +61,15 @@ class Replay(Source):
         with self.work.session.phase("score", self.work.cluster):
             trajectories = read_trajectories(self.run.trajectories_path(step))
             _check_step(trajectories, step, self.work.spec)
+            if self.work.config.rollout.routing == "live":
+                trajectories = [t.change_branches(_without_routing) for t in trajectories]
         asynchronous = self.work.config.rollout.staleness > 0
         metrics = staleness_metrics(trajectories, state.weight_version) if asynchronous else {}
         return Experience(trajectories, {}, self.work.config.batch.prompts, metrics)
+
+
+def _without_routing(branch: Trajectory) -> Trajectory:
+    return replace(branch, routing=None)
 
 
 def load_replay_data(session: RunSession, spec: RunSpec[RlConfig]) -> RlData:

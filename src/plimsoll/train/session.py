@@ -171,8 +171,8 @@ class RunSession:
                 text += f"\n{self.planned.explain(error.incident, phase)}"
             write_whole(path, f"{text}\n")
             self.progress.note(
-                f"{str(error).splitlines()[0]} at a micro-batch of {halving.before:,} tokens. The "
-                f"step was done anew, with the same gradient: from now on the micro-batches of "
+                f"{str(error).splitlines()[0]} at a pack of {halving.before:,} tokens. The "
+                f"step was done anew, with the same gradient: from now on the packs of "
                 f"{halving.role} have at most {halving.after:,} tokens. Why it ran out: {path}"
             )
 

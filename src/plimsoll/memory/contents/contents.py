@@ -223,7 +223,10 @@ def _process(job: PlannedJob, process: Process) -> Iterator[Allocation]:
     cuda_build = job.hardware.node.cuda_build
     by_nccl = job.sending is not None and job.sending.route == "nccl"
     sends = (process.kind == "rank" and process.index == 0) or process.samples
-    facts = group, (group > 1) + (by_nccl and sends), libraries, cuda_build
+    shards = dict[ProcessKind, int]()
+    shards |= {RANK_NAMES[kind]: cluster.shards_of(kind) for kind in cluster.rank_counts}
+    shares = 1 < shards.get(process.kind, 1) < group  # in a process group of their own
+    facts = group, (group > 1) + (by_nccl and sends) + shares, libraries, cuda_build
     for item in process_items(process, job.device, *facts, job.constants):
         yield Allocation(item, job.moments)
     for name, moments in _task_constants(job, process):
@@ -369,7 +372,8 @@ def _role(job: PlannedJob, name: RoleName, first: bool) -> tuple[Allocation, ...
 def _experts(job: PlannedJob, work: RoleWork) -> Iterator[Allocation]:
     """Yield the experts of a micro-batch's tokens that engines took, on the actor's device."""
     if each := routing_bytes(job):
-        tokens = work.work.tokens
+        shards = work.work.shards
+        tokens = work.work.tokens * (1 if shards == 1 else shards + 1)  # the pack's, and its own
         item = Item(
             work.role.name,
             "activations",

@@ -210,12 +210,14 @@ def _cards_of_engines(spec: RunSpec[Any]) -> int:
 
 
 def _ranks_on_free_cards(at: Situation) -> Move:
-    """Return the move to ranks on all free cards, as far as each rank gets a sequence (or pair).
+    """Return the move to ranks on all free cards, as far as each stream gets a sequence (or pair).
 
     The move is empty if no rank can be added, or if roles have ranks of their own.
     """
     cluster = at.spec.cluster
-    ranks = min(cluster.ranks + _free_cards(at, cluster.nodes), at.spec.workload.units)
+    shards = cluster.sequence_parallel
+    cards = cluster.ranks + _free_cards(at, cluster.nodes)
+    ranks = shards * min(cards // shards, at.spec.workload.units)
     more = not cluster.own_ranks and ranks > cluster.ranks
     return {_RANKS: ranks} if more else {}
 
@@ -229,8 +231,9 @@ def _larger_cluster(at: Situation, steps: int) -> dict[str, int]:
     each = steps * (len(at.hardware.node.cards) or max(1, cluster.ranks // cluster.nodes))
     own_nodes = cluster.own_nodes.counts
     if not (own_nodes or cluster.own_ranks):
-        free = _free_cards(at, nodes) if at.cards else each
-        return {_RANKS: max(1, cluster.ranks + free), _NODES: nodes}
+        shards = cluster.sequence_parallel
+        ranks = cluster.ranks + (_free_cards(at, nodes) if at.cards else each)
+        return {_RANKS: max(1, ranks // shards) * shards, _NODES: nodes}
     counts = cluster.rank_counts
     groups = [kind for kind in counts if kind in own_nodes or not own_nodes]
     return {
@@ -255,7 +258,9 @@ def _other_ranks(at: Situation) -> Sequence[Move]:
         return [{_WHERE: "ray", **filled}] if filled else ()
     taken = _cards_of_engines(spec) + sum(cluster.own_ranks.values())
     counts = [at.cards - taken] if at.cards else []
-    fewer = {count for count in (*counts, cluster.ranks // 2) if 0 < count < cluster.ranks}
+    shards = cluster.sequence_parallel
+    counts = [count // shards * shards for count in (*counts, cluster.ranks // 2)]
+    fewer = {count for count in counts if 0 < count < cluster.ranks}
     return [filled, *({_RANKS: count} for count in sorted(fewer, reverse=True))]
 
 
@@ -309,7 +314,8 @@ def _more_nodes(at: Situation) -> Sequence[Move]:
     moves = [move for move in moves if move[_NODES] > nodes]
     for steps in range(1, (_MOST_TIMES - 1) * nodes + 1):
         move = _larger_cluster(at, steps)
-        if max(move.get(_key(kind), 0) for kind in RANK_KEYS) <= spec.workload.units:
+        streams = (move.get(_key(k), 0) // spec.cluster.shards_of(k) for k in RANK_KEYS)
+        if max(streams) <= spec.workload.units:
             moves.append(move)
     return sorted(moves, key=lambda move: move[_NODES])
 

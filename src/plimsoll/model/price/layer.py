@@ -122,12 +122,17 @@ class Layer:
     @property
     def attended_keys(self) -> int:
         """The size of the keys that attention gets, repeated for query heads if so."""
-        return int(self.keys + (self.queries - self.keys) * self._repeated_share)
+        return int(self.keys + self.keys * self._more_heads * self._repeated_share)
 
     @property
     def attended_values(self) -> int:
         """The size of the values that attention gets, as of `attended_keys`."""
-        return int(self.values + (self.attended - self.values) * self._repeated_share)
+        return int(self.values + self.values * self._more_heads * self._repeated_share)
+
+    @property
+    def _more_heads(self) -> int:
+        """How many further query heads read a key head."""
+        return self.shape.heads // self.shape.kv_heads - 1
 
     @property
     def longest_repeated(self) -> int:

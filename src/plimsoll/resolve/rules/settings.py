@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, get_args
 
-from plimsoll.config.cluster import MAIN_RANKS, RANK_KEYS, RANK_NAMES, SHARD_KEYS, NodeGroup
+from plimsoll.config.cluster import MAIN_RANKS, RANK_KEYS, SHARD_KEYS, NodeGroup
 from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engines import HasEngine
 from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
@@ -20,7 +20,6 @@ from plimsoll.resolve.rules.training import (
     check_schedule,
 )
 from plimsoll.resolve.run_spec import RunSpec
-from plimsoll.run.numbers import plural
 
 MOST_PROCESSES = 100_000
 """The most ranks and parts of engines together; also the most nodes of a run."""
@@ -150,9 +149,12 @@ def _shared_packs(spec: RunSpec[Any]) -> Iterator[Problem]:
         shards, key = cluster.shards_of(kind), SHARD_KEYS[kind]
         if ranks % shards:
             of = "" if getattr(cluster, key) else f" (from cluster.{given})"
-            why = f"{plural(ranks, RANK_NAMES[kind])} (cluster.{RANK_KEYS[kind]}) are no multiple "
-            why += f"of {shards}{of}, and each pack is shared by as many."
-            fix = f"a divisor of {ranks}, or cluster.{RANK_KEYS[kind]}: a multiple of {shards}"
+            why = (
+                f"Each pack is shared by {shards} ranks{of}, and cluster.{RANK_KEYS[kind]}, which "
+            )
+            why += f"is {ranks}, is no multiple of that."
+            more = -(-ranks // shards) * shards
+            fix = f"cluster.{RANK_KEYS[kind]}: {more}, or a divisor of {ranks}"
             at_key = key if getattr(cluster, key) else given
             yield at.conflict(at_key, why, fix, "sequence-parallel")
     for kind, key in SHARD_KEYS.items():

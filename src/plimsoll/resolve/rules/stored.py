@@ -74,6 +74,11 @@ def _file(at: Section, path: Path, spec: RunSpec[Any]) -> Problem | None:
         why += "(batch.prompts, batch.responses)."
         fix = "batch.prompts and batch.responses as that run had them"
         return at.conflict("replay", why, fix, "replay-batch")
+    names = {metadata.schema.column(i).path.partition(".")[0] for i in range(metadata.num_columns)}
+    if sampling.rollout.routing == "sampled" and "routing" not in names:
+        why = f"{path} has no experts (the column routing), which rollout.routing: sampled takes."
+        fix = "rollout.routing: live, or a run that sampled with rollout.routing: sampled"
+        return at.conflict("replay", why, fix, "sampled-routing")
     rows, most = read_model_json(spec.actor.model.path).get("vocab_size"), _largest_token(metadata)
     if isinstance(rows, int) and most is not None and most >= rows:
         why = f"{path} has the token {most}, and the vocabulary of {spec.actor.model.path} "

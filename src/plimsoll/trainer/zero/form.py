@@ -43,6 +43,7 @@ class Form:
     adapter: str
     optimizer: str
     ema: bool
+    freeze: str = "none"
 
     @classmethod
     def of(cls, role: TrainedRole, ranks: int) -> Form:
@@ -57,6 +58,7 @@ class Form:
             "none" if role.adapter is None else role.adapter.model_dump_json(),
             role.optimizer.kind,
             role.ema is not None,
+            role.freeze,
         )
 
     def differences(self, written: Form) -> list[str]:
@@ -84,6 +86,7 @@ class Form:
             **{f"adapter.{name}": value for name, value in adapter.items()},
             "optimizer.kind": self.optimizer,
             "ema": "given" if self.ema else "none",
+            "freeze": self.freeze,
         }
 
 

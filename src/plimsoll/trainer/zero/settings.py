@@ -7,6 +7,7 @@ the same settings that will run.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from plimsoll.config.cluster import Device
@@ -155,6 +156,7 @@ class Counts:
         small: Elements in tensors below the persistence threshold.
         oversized: Elements in trained tensors larger than a bucket.
         together: Elements of a layer's experts, which stage 3 gathers together.
+        kept: Elements of experts that autograd keeps gathered until their backward pass.
     """
 
     trained: int
@@ -167,6 +169,7 @@ class Counts:
     small: int = 0
     oversized: int = 0
     together: int = 0
+    kept: int = 0
 
     @property
     def stored(self) -> int:
@@ -206,7 +209,9 @@ def trained_counts(
     role: TrainedRole, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
 ) -> Counts:
     """Return the elements of a role that learns: with and without gradients, in 16 and 4 bits."""
-    base = replace(frozen_counts(role.model, shape, head, sizes), moments=moment_bytes(role))
+    base = frozen_counts(role.model, shape, head, sizes)
+    kept = kept_experts(role.model, shape)
+    base = replace(base, moments=moment_bytes(role), kept=kept)
     if role.adapter is None:
         tensors = parameter_tensors(shape, head == "value")
         frozen = frozen_parameters(role, shape)
@@ -249,6 +254,21 @@ def frozen_counts(
         small=small,
         together=_gathered_together(shape, sizes),
     )
+
+
+def kept_experts(model: ModelConfig, shape: ModelShape) -> int:
+    """Return the elements of gathered experts that stage 3 cannot free before the backward pass.
+
+    transformers gives grouped products a view of transposed weights (integrations/moe.py,
+    `_grouped_linear`), which autograd keeps, and with it their memory. Checkpointed layers keep
+    none, and neither does gpt-oss, whose weights need no view.
+    """
+    if shape.traits.clamped_experts:
+        return 0
+    experts = sum(each.parameters for each in shape.linears if each.stacked > 1)
+    checkpointed = ceil(shape.layers / model.checkpoint_every)
+    whole = shape.layers - (checkpointed if model.gradient_checkpointing else 0)
+    return experts * whole // shape.layers
 
 
 def _gathered_together(shape: ModelShape, sizes: ZeroSizes) -> int:

@@ -90,7 +90,7 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
 def _gathered_weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     stage = _Stage(counts, sizes, "DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py")
     rest, each = counts.stored - counts.small, counts.element
-    live = min(rest, max(sizes.live, counts.largest, counts.together))
+    live = min(rest, max(sizes.live, counts.largest, counts.together) + counts.kept)
     small, name = counts.small, "small parameters kept whole"
     yield Tensors("weights", name, "of small tensors", small, each, stage.source)
     yield stage.buffer("live parameters", "gathered", live, each, "computing")
