@@ -117,6 +117,8 @@ def test_experts_that_were_taken_are_learned_with(
     )
     kept = {name for name, tensor in last.items() if torch.equal(tensor, first[name])}
     assert {name for name in last if "mlp.gate." in name} <= kept < set(last)
+    exported = run_here(tmp_path, "export", "sampled", "--to", "exported", "--trust-run")
+    assert exported.code == 0, exported.err
     for routing in found:
         file = next((tmp_path / routing / "trajectories").glob("*.parquet"))
         assert ("routing" in pq.read_schema(file).names) == (routing == "sampled")

@@ -79,9 +79,7 @@ def explain_gap(config: str, flags: Sequence[str], tell: Callable[[str], None]) 
     if not isinstance(spec.config, RlConfig) or spec.engines is None:
         raise ConfigError(f"{config} starts no engines. Give a config of plimsoll rl that samples.")
     if spec.config.rollout.routing == "sampled":
-        tell(
-            "rollout.routing is sampled: the gap is measured with live routers, as syncs measure it"
-        )
+        tell("rollout.routing is sampled: measured with live routers, as weight syncs are")
         flags = [*flags, "--rollout.routing", "live"]
         spec = load_any(config, flags)
         assert isinstance(spec.config, RlConfig)

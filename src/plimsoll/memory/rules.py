@@ -357,13 +357,14 @@ def idle_ranks(job: PlannedJob) -> Iterator[Problem]:
             "it",
             f"more {work.count_key}, or fewer ranks",
         )
-    scorers = (spec.cluster.reward_ranks or 0) // spec.cluster.shards_of("reward")
+    shards = spec.cluster.reward_sequence_parallel or spec.cluster.sequence_parallel
+    scorers = (spec.cluster.reward_ranks or 0) // shards
     if sampling is not None and sampling.sequences < scorers:
         yield Problem(
             "idle-ranks",
             "warning",
             f"a step has {plural(sampling.sequences, 'response')}, and there are "
-            f"{_streams(scorers, spec.cluster.shards_of('reward'))} that score them",
+            f"{_streams(scorers, shards)} that score them",
             "a rank without any computes a filler, while the others wait for it",
             "more batch.prompts or batch.responses, or fewer cluster.reward_ranks",
         )

@@ -236,9 +236,13 @@ def test_frozen_routers_have_no_states() -> None:
 )
 def test_stage_3_gathers_the_experts_of_a_layer_together(model: str, together: int) -> None:
     """At least as much as that, whatever DeepSpeed's limit of what is gathered."""
-    role = decided_role(TrainedRole(model=decided_model("none", dtype="bfloat16")))
-    sizes = ZeroSizes(3, 8, 4, 1000, live=10**9, persistence=100_000)
-    counts = trained_counts(role, find_shape(model), "policy", sizes)
-    assert counts.together == together
-    live = {one.name: one.elements for one in zero_states(counts, sizes, "cuda")}
-    assert live["live parameters"] == max(10**9, together)
+    sizes, shape = ZeroSizes(3, 8, 4, 1000, live=10**9, persistence=100_000), find_shape(model)
+    for every, kept in ((1, 0), (2, shape.layers // 2)):
+        checkpointed = {"gradient_checkpointing": True, "checkpoint_every": every}
+        settings = decided_model("none", dtype="bfloat16", **checkpointed)
+        counts = trained_counts(decided_role(TrainedRole(model=settings)), shape, "policy", sizes)
+        assert counts.together == together
+        stacked = sum(one.parameters for one in shape.linears if one.stacked > 1)
+        assert counts.kept == stacked * kept // shape.layers  # a view of them is kept by autograd
+        live = {one.name: one.elements for one in zero_states(counts, sizes, "cuda")}
+        assert live["live parameters"] == max(10**9, together) + counts.kept

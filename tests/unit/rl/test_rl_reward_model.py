@@ -123,6 +123,17 @@ def test_an_evaluation_keeps_the_ranks_of_the_reward_models_alone() -> None:
     assert _with_fewest_ranks(judged({"ranks": 4}, **rules)).cluster.rank_counts == {"actor": 1}
 
 
+def test_an_evaluation_shares_packs_as_the_reward_models_did() -> None:
+    rules = {"reward_models": {}, "rewards": {"length": {"name": "length"}}}
+    sharing = {"ranks": 4, "sequence_parallel": 4}
+    alone = _with_fewest_ranks(judged(sharing, **rules)).cluster
+    assert (alone.ranks, alone.sequence_parallel) == (1, 1)
+    apart = {**sharing, "reward_ranks": 3, "reward_sequence_parallel": 3}
+    cluster = _with_fewest_ranks(judged(apart)).cluster
+    assert (cluster.ranks, cluster.sequence_parallel) == (3, 3)
+    assert cluster.reward_sequence_parallel is None
+
+
 @pytest.mark.parametrize(("reward_ranks", "ranks"), [(None, 8), (2, 8), (12, 12)])
 def test_an_evaluation_has_a_rank_on_each_card_that_engines_share(
     reward_ranks: int | None, ranks: int
