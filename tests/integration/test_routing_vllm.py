@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from choice import slow
 from decided import decided_model, decided_role
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedConfig, Qwen3MoeConfig
 from vllm_cases import started
 
 from plimsoll.commands.demo import make_tokenizer
@@ -27,12 +29,21 @@ from plimsoll.trainer.worker import Worker
 
 pytestmark = pytest.mark.engine
 
-MIXTURE = Qwen3MoeConfig(
-    vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
-    num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_experts=16,
-    num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=True,
-    max_position_embeddings=256, bos_token_id=None, eos_token_id=None, initializer_range=0.15,
-)  # fmt: skip
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.15,
+}
+QWEN = Qwen3MoeConfig(**SIZES, num_experts=16, moe_intermediate_size=32, norm_topk_prob=True)
+GPT_OSS = GptOssConfig(**SIZES, num_local_experts=16, intermediate_size=32, sliding_window=40)
 PROMPTS, RESPONSES = 8, 3
 
 
@@ -63,9 +74,12 @@ def gaps(worker: Worker, sampled: Sequence[Trajectory]) -> np.ndarray:
     return np.concatenate([own - t.sampler_logprobs for own, t in pairs])
 
 
-def test_log_probs_are_those_of_the_experts_that_were_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [QWEN, slow(GPT_OSS)], ids=["qwen3_moe", "gpt_oss"])
+def test_log_probs_are_those_of_the_experts_that_were_taken(
+    config: PreTrainedConfig, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MIXTURE, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     sampled = sample(tmp_path)
@@ -81,5 +95,5 @@ def test_log_probs_are_those_of_the_experts_that_were_taken(tmp_path: Path) -> N
     worker.stop()
     kl_taken, kl_live = (np.mean(np.exp(each) - 1 - each) for each in (taken, live))
     assert np.abs(taken).mean() < 0.7 * np.abs(live).mean()
-    assert np.abs(taken).max() < 0.1 < np.abs(live).max()
+    assert np.abs(taken).max() < 0.5 * np.abs(live).max()
     assert kl_taken < 0.3 * kl_live
