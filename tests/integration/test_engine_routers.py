@@ -123,7 +123,7 @@ def gathered_elements(place: Place, model: Path, live: int) -> tuple[int, int]:
     """The most elements that were gathered while experts computed, and those of the plan."""
     few = {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": 0}
     few |= {"stage3_param_persistence_threshold": 3000, "stage3_prefetch_bucket_size": 0}
-    setting, worker = Setting(zero_stage(3)), Worker(place)
+    setting, worker = Setting(zero_stage(3), checkpointing=True), Worker(place)
     with patch("plimsoll.trainer.zero.settings.zero_settings", lambda *a: zero_settings(*a) | few):
         worker.load_model("actor", setting.role(model))
     module, most = worker._engine("actor").module, [0]

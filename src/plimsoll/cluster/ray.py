@@ -238,9 +238,9 @@ class RayCluster(RankGroup):
         self._homes = homes
         self._before = self._read_nodes(patience)
         starting = {m.actor.prepare.remote(): m for m in self._ranks}
-        exchange = decided_exchange(config)
         for group in groups:
-            places_of_group = _places(group.members, device, threads, group.shards, exchange)
+            sharing = (group.shards, decided_exchange(config)) if group.shards > 1 else ()
+            places_of_group = _places(group.members, device, threads, *sharing)
             for member, place in zip(group.members, places_of_group, strict=True):
                 starting[member.actor.start.remote(place)] = member
         self._engines = members("rollout engine", engines, patience)
