@@ -7,12 +7,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from plimsoll.cluster.ray_actors import prepare_process
 from plimsoll.cluster.ray_members import on_node
@@ -22,6 +22,9 @@ from plimsoll.machine.faults import fault_settings
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Failed, Outcome, RewardCall
 from plimsoll.reward.score import build_rule, open_call
+
+_BEGINNINGS, _PAUSE_SECONDS = 30, 1.0
+"""How often a process that begins again is asked again, and seconds between."""
 
 
 class RewardActor:
@@ -85,7 +88,20 @@ class RewardNodes:
     async def score(
         self, name: str, config: RewardConfig, trajectories: Sequence[Trajectory]
     ) -> Sequence[Outcome]:
-        """Compute a reward on the node with the fewest open calls; see `RewardHosts`."""
+        """Compute a reward on the node with the fewest open calls; see `RewardHosts`.
+
+        A process that has died begins again, and is asked again meanwhile.
+        """
+        for _ in range(_BEGINNINGS):
+            with suppress(ActorUnavailableError):
+                return await self._ask(name, config, trajectories)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        late = Failed("'s process does not begin again after it died", unanswered=True)
+        return [late] * len(trajectories)
+
+    async def _ask(
+        self, name: str, config: RewardConfig, trajectories: Sequence[Trajectory]
+    ) -> Sequence[Outcome]:
         if not self._actors:
             raise PlimsollError("rewards: the processes of all nodes that compute them have died")
         node_id = min(self._actors, key=lambda one: self._open[one])
@@ -104,6 +120,8 @@ class RewardNodes:
             cause = error.cause
             if isinstance(cause, PlimsollError):
                 raise type(cause)(f"{cause}\n  On node: {address}") from error
+            raise
+        except ActorUnavailableError:
             raise
         except RayError as error:
             if isinstance(error, ActorDiedError):  # for good, as the node is gone
