@@ -61,7 +61,8 @@ def test_two_cards_that_share_packs_learn_what_one_rank_learns(
     write_task(tmp_path)
     cards = {"where": "ray", "device": "cuda", "ranks": 2, "sequence_parallel": 2}
     cards |= {"sequence_exchange": exchange, "address": card_ray, "memory_halvings": 1}
-    clusters = {"shared": cards, "alone": {"where": "local", "device": "cpu", "threads": 1}}
+    alone = {"where": "ray", "device": "cpu", "threads": 1, "address": card_ray}
+    clusters = {"shared": cards, "alone": alone}  # this process may have used a card
     found = {}
     for name, cluster in clusters.items():
         config = copy.deepcopy(SFT)
