@@ -283,9 +283,8 @@ class PolicyModel(nn.Module):
         They are at the sampling temperature. With a lesson, return the loss on the lesson instead,
         at temperature 1. All ranks that share the pack return the same.
         """
-        check_length(self.lm.config, pack.layout.most_keys)
         head = self.lm.get_output_embeddings()
-        own = pack.divide(self.shard)
+        own = _own_part(self, pack)
         with add_noise(self.lm.get_input_embeddings(), noise, own.share):
             states_L_H = predictor_states(self.lm, own)
         if own.routing is not None:
@@ -318,6 +317,12 @@ class PolicyModel(nn.Module):
         every = self.lm.named_parameters(remove_duplicate=False)
         tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
         return {plain_name(name): plain_name(of) for name, of in tied.items()}
+
+
+def _own_part(model: PolicyModel | TeacherModel | ValueModel, pack: PackTensors) -> PackTensors:
+    """Return what this rank computes of a pack, after checking the whole pack's sequences."""
+    check_length(model.lm.config, pack.layout.most_keys)
+    return pack.divide(model.shard)
 
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
@@ -359,8 +364,7 @@ class TeacherModel(nn.Module):
 
         A rank that shares the pack returns those of its own rows, which its student's head needs.
         """
-        check_length(self.lm.config, pack.layout.most_keys)
-        return predictor_states(self.lm, pack.divide(self.shard))
+        return predictor_states(self.lm, _own_part(self, pack))
 
     def head_names(self) -> tuple[str, ...]:
         """Return the names of the head's weight and bias; a tied weight has the embedding's."""
@@ -405,8 +409,7 @@ class ValueModel(nn.Module):
 
     def forward(self, pack: PackTensors) -> Tensor:
         """Return values_L in fp32; all ranks that share the pack return the same."""
-        check_length(self.lm.config, pack.layout.most_keys)
-        own = pack.divide(self.shard)
+        own = _own_part(self, pack)
         values_L: Tensor = self.lm.score(predictor_states(self.lm, own))
         return own.whole(values_L)
 

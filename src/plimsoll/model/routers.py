@@ -52,7 +52,7 @@ class Routing:
 
     def add_up(self) -> None:
         """After a forward pass, add the counts of all ranks that share the pack."""
-        if self.share is not None:
+        if self.share is not None and self.rerouted:  # else `metrics` says why there are none
             total = self.share.shard.add(torch.stack([*self.rerouted.values()]))
             self.rerouted.update(zip(self.rerouted, total, strict=True))
 

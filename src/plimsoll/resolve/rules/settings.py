@@ -149,10 +149,8 @@ def _shared_packs(spec: RunSpec[Any]) -> Iterator[Problem]:
         shards, key = cluster.shards_of(kind), SHARD_KEYS[kind]
         if ranks % shards:
             of = "" if getattr(cluster, key) else f" (from cluster.{given})"
-            why = (
-                f"Each pack is shared by {shards} ranks{of}, and cluster.{RANK_KEYS[kind]}, which "
-            )
-            why += f"is {ranks}, is no multiple of that."
+            why = f"Each pack is shared by {shards} ranks{of}, and cluster.{RANK_KEYS[kind]} is "
+            why += f"{ranks}, no multiple of that."
             more = -(-ranks // shards) * shards
             fix = f"cluster.{RANK_KEYS[kind]}: {more}, or a divisor of {ranks}"
             at_key = key if getattr(cluster, key) else given
